@@ -1,0 +1,225 @@
+"""What a backend offers, and what its ops are given: handles, sites, contexts, caches.
+
+A backend is a table of ops (see `splitbit_kit.api.ops` for what each means). Which backend serves
+a call is settled once for each distinct `Site`, when a model is built; nothing is looked up in a
+kernel loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from splitbit_kit.api.hardware import Hardware
+from splitbit_kit.api.quantization import PackedTensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+PRECISIONS = ("auto", "bf16", "fp32", "fp64")
+"""auto: the backend's choice, which it reports. bf16: float32 with bfloat16 multiplies."""
+
+
+@dataclass(eq=False, slots=True)
+class Param:
+    """A handle to one weight, passed to ops whole.
+
+    value is a view into the flat parameter buffer, a read-only array or `PackedTensor` (frozen
+    weights), or a `LowRank`. `version` rises at each update, whoever made it, so that a backend may
+    keep a converted copy and know when it is stale.
+    """
+
+    name: str
+    value: Array | PackedTensor | LowRank
+    trainable: bool = True
+    decay: bool = False
+    version: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape, whatever the storage."""
+        return self.value.shape
+
+    @property
+    def array(self) -> Array:
+        """The value as an array. Raises TypeError if it is packed or low-rank."""
+        if not isinstance(self.value, np.ndarray):
+            raise TypeError(f"{self.name}: an array is needed, not {type(self.value).__name__}")
+        return self.value
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LowRank:
+    """base + scale * b a, with base (O, I), a (R, I), b (O, R): LoRA, Hu et al. 2021.
+
+    base is an array or a `PackedTensor` handle of its own and is usually frozen; a and b are
+    handles like any other, with gradients of their own.
+    """
+
+    base: Param
+    a: Param
+    b: Param
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(O, I), the shape of the base."""
+        return self.base.shape
+
+
+class Gradients(Protocol):
+    """Where an op's backward pass puts the gradients of parameters, by parameter name."""
+
+    def into(self, param: Param) -> tuple[Array, bool] | None:
+        """Return (view, accumulate), or None where the parameter is frozen.
+
+        The view has the parameter's shape. If accumulate is True the op adds to it; otherwise this
+        is the step's first contribution: the view holds rubbish and the op overwrites all of it.
+        Saying so once each step saves a pass over the whole buffer to clear it.
+        """
+        ...
+
+    def add(self, param: Param, gradient: Array) -> None:
+        """Add a gradient that is already computed; nothing happens where the param is frozen."""
+        ...
+
+
+class Workspace(Protocol):
+    """Where an op gets memory: reused from step to step, so that pages are touched only once."""
+
+    def take(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Return an uninitialised, C-contiguous, 64-byte aligned array, always a new object.
+
+        The memory returns to the workspace by itself when the last view of the array is gone.
+        """
+        ...
+
+
+class KVCache(Protocol):
+    """Keys and values of the tokens already seen, made by the backend that owns attention.
+
+    The layout is private. One cache serves one layer and S sequences.
+    """
+
+    @property
+    def lengths(self) -> Array:
+        """(S,) int32: how many tokens each sequence holds."""
+        ...
+
+    def append(self, k: Array, v: Array, starts: Array) -> None:
+        """Add rows k, v (N, K * D) of the sequences that starts (S + 1,) divides.
+
+        Raises ValueError when a sequence would exceed the capacity.
+        """
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget every token from `length` on, in every sequence."""
+        ...
+
+
+@dataclass(slots=True)
+class Context:
+    """What an op is given besides its operands."""
+
+    workspace: Workspace
+    threads: int = 1
+    grad: bool = True  # False: keep nothing for a backward pass
+    seed: int = 0
+    step: int = 0
+    micro_batch: int = 0
+    unpack: Callable[[PackedTensor, int, int], Array] | None = None
+    """Rows [start, stop) of a packed tensor as float32, for weights whose format has no kernel."""
+
+
+class Op(NamedTuple):
+    """Forward and backward of one op, resolved together.
+
+    forward(ctx, *operands, **static) -> (out, saved): `out` is a new array, never an operand;
+    `saved` is private to the backend and comes back once.
+
+    backward(ctx, dout, saved, grads) -> a tuple with the gradient of each floating-point array
+    operand, in order. Gradients of parameters go into `grads`. An inference-only op has None here.
+    """
+
+    forward: Callable[..., tuple[Array, Any]]
+    backward: Callable[..., tuple[Array, ...]] | None
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where a model calls an op, as plain data: what an offer's `accepts` decides on.
+
+    operands, in the order of `splitbit_kit.api.ops`, each one of: "array:DTYPE", "param:DTYPE",
+    "packed:FORMAT", "lowrank", "cache", "none".
+    """
+
+    op: str
+    static: tuple[tuple[str, Any], ...]
+    operands: tuple[str, ...]
+    train: bool
+
+    def __str__(self) -> str:
+        static = ", ".join(f"{k}={v!r}" for k, v in self.static)
+        return f"{self.op}({', '.join(self.operands)}{'; ' if static else ''}{static})"
+
+
+def accepts_anything(site: Site) -> str | None:
+    """Accept every site."""
+    return None
+
+
+class CacheMaker(Protocol):
+    """Makes the key/value cache of one layer."""
+
+    def __call__(
+        self, *, sequences: int, capacity: int, kv_heads: int, head_size: int, dtype: Any
+    ) -> KVCache:
+        """Return an empty cache for `sequences` sequences of at most `capacity` tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class OpOffer:
+    """An op, and the sites it serves.
+
+    accepts(site) answers None, or the reason for declining. A static argument or an operand kind
+    that the owner does not know must be declined, never ignored. Ops that take a cache bring the
+    maker of it.
+    """
+
+    op: Op
+    accepts: Callable[[Site], str | None] = accepts_anything
+    make_cache: CacheMaker | None = None
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A built backend.
+
+    ops: by name, among them `packed_linear:FORMAT` for weights packed in FORMAT, whoever's format
+    it is (the operands are those of `linear`). flat: loops over flat buffers, see
+    `splitbit_kit.api.learning.FlatOps`. precision: what was chosen, never "auto".
+    """
+
+    ops: Mapping[str, OpOffer]
+    flat: Mapping[str, Callable[..., Any]]
+    precision: str
+    notes: str = ""
+
+
+@dataclass(frozen=True)
+class BackendOffer:
+    """A backend by name. `build` may import what is heavy, and raises if it cannot serve.
+
+    needs: names of distributions without which the backend is listed as unavailable; they are
+    looked up, not imported.
+    """
+
+    name: str
+    summary: str
+    build: Callable[[Hardware, str, int], Backend]
+    """build(hardware, precision, threads) -> Backend; raises ValueError for a precision it lacks"""
+    needs: tuple[str, ...] = ()

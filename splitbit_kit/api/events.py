@@ -1,0 +1,90 @@
+"""What happens in a run, as plain data; hooks and trackers get these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """A training run begins, or goes on from `step` when resumed."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    parameters: int
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """One optimizer step was made. `step` counts from 1."""
+
+    step: int
+    loss: float
+    """mean nats a token over the step's batch, before the update"""
+    lr: float
+    grad_norm: float
+    """global norm before clipping"""
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EvalDone:
+    """The validation split was evaluated after `step` steps."""
+
+    step: int
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    """A checkpoint was committed to disk."""
+
+    step: int
+    path: Path
+    best: bool
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The run is over: finished, interrupted or failed."""
+
+    step: int
+    reason: str
+    """ "finished", "interrupted" or one line that says what failed"""
+    statistics: Mapping[str, Any]
+
+
+Event = RunStarted | StepDone | EvalDone | CheckpointSaved | RunEnded
+
+
+class Tracker(Protocol):
+    """Sees every event of a run. An exception in it is reported once and stops nothing."""
+
+    def event(self, event: Event) -> None:
+        """Take note of one event; called at most a few times a step."""
+        ...
+
+    def close(self) -> None:
+        """Finish; called once, after RunEnded."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrackerOffer:
+    """A tracker by name, used only in runs that ask for it."""
+
+    name: str
+    summary: str
+    build: Callable[..., Tracker]
+    """build(folder, **options): folder is the run folder"""
+    needs: tuple[str, ...] = ()
