@@ -1,0 +1,177 @@
+"""Which backend serves which call: settled once for each distinct site, with the origin kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from splitbit_kit.api import (
+    Backend,
+    CacheMaker,
+    LowRank,
+    Op,
+    Ops,
+    OpSpec,
+    PackedTensor,
+    Param,
+    Site,
+    SplitbitError,
+)
+
+
+@dataclass(frozen=True)
+class Stub:
+    """Stands for an array while a model is planned: only its dtype is known."""
+
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a site became: an op and the backend it comes from, or (op None) its smaller ops."""
+
+    site: Site
+    op: Op | None
+    origin: str
+    make_cache: CacheMaker | None = None
+
+
+def operand_kind(operand: Any) -> str:
+    """Return an operand's kind, as `Site.operands` names them."""
+    if operand is None:
+        return "none"
+    if isinstance(operand, np.ndarray | Stub):
+        return _ARRAY_KINDS.get(operand.dtype) or f"array:{operand.dtype.name}"
+    if isinstance(operand, Param):
+        value = operand.value
+        if isinstance(value, PackedTensor):
+            return f"packed:{value.format}"
+        if isinstance(value, LowRank):
+            return "lowrank"
+        return _PARAM_KINDS.get(value.dtype) or f"param:{value.dtype.name}"
+    return "cache"
+
+
+_DTYPES = [np.dtype(t) for t in (np.float32, np.float64, np.int32, np.int64)]
+_ARRAY_KINDS = {dtype: f"array:{dtype.name}" for dtype in _DTYPES}  # formatting takes longer
+_PARAM_KINDS = {dtype: f"param:{dtype.name}" for dtype in _DTYPES}
+
+
+class OpTable:
+    """The resolution of every site a model has, over a chain of backends.
+
+    chain: (name, backend) in order of preference; NumPy closes it. fuse=False resolves fused ops
+    into their parts always (calibration observes `linear`).
+    """
+
+    def __init__(
+        self, chain: Sequence[tuple[str, Backend]], *, train: bool, fuse: bool = True
+    ) -> None:
+        self.chain = tuple(chain)
+        self.train = train
+        self.fuse = fuse
+        self._resolved: dict[Any, Resolved] = {}
+
+    @property
+    def flat(self) -> Mapping[str, Callable[..., Any]]:
+        """The flat-buffer loops, each from the first backend that offers it."""
+        merged: dict[str, Callable[..., Any]] = {}
+        for _, backend in reversed(self.chain):
+            merged.update(backend.flat)
+        return merged
+
+    @property
+    def resolved(self) -> Sequence[Resolved]:
+        """All sites met so far, in the order they were met."""
+        return tuple(self._resolved.values())
+
+    def resolve(
+        self, spec: OpSpec, operands: tuple[Any, ...], static: Mapping[str, Any]
+    ) -> Resolved:
+        """Return what serves a call. Only the first call of a site does any work."""
+        kinds = tuple(map(operand_kind, operands))
+        key = (spec.name, kinds, *static.items())
+        found = self._resolved.get(key)
+        if found is None:
+            site = Site(spec.name, tuple(static.items()), kinds, self.train)
+            found = self._resolved[key] = self._decide(spec, site, operands, static)
+        return found
+
+    def _decide(
+        self, spec: OpSpec, site: Site, operands: tuple[Any, ...], static: Mapping[str, Any]
+    ) -> Resolved:
+        if set(static) != set(spec.static):
+            raise TypeError(f"{spec.name} takes the static arguments {spec.static}, not {static}")
+        if spec.fused and not self.fuse:
+            return Resolved(site, None, "parts")
+        reasons = []
+        for place, (name, backend) in enumerate(self.chain):
+            for offer_name in _offer_names(spec, operands):
+                offer = backend.ops.get(offer_name)
+                if offer is None:
+                    continue
+                reason = offer.accepts(site)
+                if reason is None and self.train and offer.op.backward is None:
+                    reason = "it has no backward pass"
+                if (
+                    reason is None
+                    and spec.fused
+                    and place
+                    and self._ahead(place, spec, operands, static)
+                ):
+                    reason = "a backend ahead of it offers one of its parts"
+                if reason is None:
+                    return Resolved(site, offer.op, name, offer.make_cache)
+                reasons.append(f"{name} declines: {reason}")
+        if spec.fused:
+            return Resolved(site, None, "parts")
+        raise SplitbitError(
+            f"no backend serves {site} ({'; '.join(reasons) or 'none offers it'}); "
+            f"the chain is {', '.join(name for name, _ in self.chain)}"
+        )
+
+    def _ahead(
+        self, place: int, spec: OpSpec, operands: tuple[Any, ...], static: Mapping[str, Any]
+    ) -> bool:
+        """Whether a backend before `place` would serve one of a fused op's parts."""
+        parts = Planner(OpTable(self.chain[place:], train=self.train, fuse=False))
+        assert spec.recipe is not None
+        spec.recipe(parts, *operands, **static)
+        ahead = [backend for _, backend in self.chain[:place]]
+        return any(
+            offer is not None and offer.accepts(part.site) is None
+            for part in parts.table.resolved
+            for offer in (backend.ops.get(part.site.op) for backend in ahead)
+        )
+
+
+def _offer_names(spec: OpSpec, operands: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the names under which an op may be offered, the special before the general."""
+    if spec.name == "linear" and isinstance(operands[1].value, PackedTensor):
+        return (f"packed_linear:{operands[1].value.format}", "linear")
+    return (spec.name,)
+
+
+class Planner(Ops):
+    """Runs a model on stubs, so that every site is resolved before the first step."""
+
+    def __init__(self, table: OpTable) -> None:
+        self.table = table
+
+    def call(self, spec: OpSpec, operands: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        resolved = self.table.resolve(spec, operands, static)
+        if resolved.op is None:
+            assert spec.recipe is not None
+            return spec.recipe(self, *operands, **static)
+        return Stub(_result_dtype(operands))
+
+
+def _result_dtype(operands: tuple[Any, ...]) -> np.dtype[Any]:
+    for operand in operands:
+        value = operand.value if isinstance(operand, Param) else operand
+        if isinstance(value, np.ndarray | Stub) and value.dtype.kind == "f":
+            return value.dtype
+    return np.dtype(np.float32)  # an embedding whose table is packed

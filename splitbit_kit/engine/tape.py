@@ -1,0 +1,104 @@
+"""The tape: runs a model's ops on plain arrays, remembers them, and walks back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from splitbit_kit.api import Context, Gradients, Op, Ops, OpSpec, Param
+from splitbit_kit.engine.optable import OpTable
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Observer = Callable[[Param, Array], None]
+
+
+class _Record(NamedTuple):
+    op: Op
+    operands: tuple[Any, ...]
+    out: Array
+    saved: Any
+
+
+class Tape(Ops):
+    """Calls ops; with ctx.grad it also records (op, operands, out, saved) for the way back.
+
+    Arrays are known by identity. That is safe because the tape holds every operand and result
+    until its backward pass has run, no op returns one of its operands, and the workspace hands out
+    a new array object at each request. Once a record is done its arrays are let go, which returns
+    their memory.
+
+    flat: the flat parameter buffer; an array that overlaps it is refused as an operand, since its
+    gradient would be lost. observe(w, x) is told of every `linear`, for calibration.
+    """
+
+    def __init__(
+        self,
+        table: OpTable,
+        ctx: Context,
+        flat: Array | None = None,
+        observe: Observer | None = None,
+    ) -> None:
+        self.table = table
+        self.ctx = ctx
+        self._flat = flat
+        self._observe = observe
+        self._records: list[_Record] = []
+
+    def call(self, spec: OpSpec, operands: tuple[Any, ...], static: dict[str, Any]) -> Array:
+        resolved = self.table.resolve(spec, operands, static)
+        if resolved.op is None:
+            assert spec.recipe is not None
+            result: Array = spec.recipe(self, *operands, **static)
+            return result
+        if self._flat is not None:
+            self._refuse_raw_parameters(spec, operands)
+        if self._observe is not None and spec.name == "linear":
+            self._observe(operands[1], operands[0])
+        out, saved = resolved.op.forward(self.ctx, *operands, **static)
+        if self.ctx.grad:
+            self._records.append(_Record(resolved.op, operands, out, saved))
+        return out
+
+    def backward(
+        self, out: Array, dout: Array, grads: Gradients, wrt: Sequence[Array] = ()
+    ) -> tuple[Array | None, ...]:
+        """Walk back from `out`, whose gradient is `dout`; parameter gradients go into `grads`.
+
+        Returns the gradients of the arrays in `wrt` (None where `out` does not depend on one). The
+        tape is empty afterwards.
+        """
+        gradients: dict[int, Array] = {id(out): dout}
+        wanted = {id(array) for array in wrt}
+        found: dict[int, Array] = {}
+        while self._records:
+            record = self._records.pop()
+            gradient = gradients.pop(id(record.out), None)
+            if gradient is None:
+                continue
+            assert record.op.backward is not None
+            results = record.op.backward(self.ctx, gradient, record.saved, grads)
+            for operand, result in zip(_activations(record.operands), results, strict=True):
+                if result is None:
+                    continue
+                held = gradients.get(id(operand))
+                # out of place: `held` may be another op's result that is used elsewhere
+                gradients[id(operand)] = result if held is None else self._sum(held, result)
+            if wanted:
+                found.update((key, gradients[key]) for key in wanted & gradients.keys())
+        return tuple(found.get(id(array)) for array in wrt)
+
+    def _sum(self, a: Array, b: Array) -> Array:
+        out = self.ctx.workspace.take(a.shape, a.dtype)
+        np.add(a, b, out=out)
+        return out
+
+    def _refuse_raw_parameters(self, spec: OpSpec, operands: tuple[Any, ...]) -> None:
+        for name, operand in zip(spec.operands, operands, strict=True):
+            if isinstance(operand, np.ndarray) and np.may_share_memory(operand, self._flat):
+                raise TypeError(f"{spec.name}: pass the parameter itself as {name}, not its array")
+
+
+def _activations(operands: tuple[Any, ...]) -> list[Array]:
+    return [o for o in operands if isinstance(o, np.ndarray) and o.dtype.kind == "f"]
