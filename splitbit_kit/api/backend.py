@@ -141,11 +141,13 @@ class Op(NamedTuple):
     `saved` is private to the backend and comes back once.
 
     backward(ctx, dout, saved, grads) -> a tuple with the gradient of each floating-point array
-    operand, in order. Gradients of parameters go into `grads`. An inference-only op has None here.
+    operand, in order (None where there is none). Gradients of parameters go into `grads`. Neither
+    `dout` nor an operand may be changed, but a gradient returned may be `dout` itself. An
+    inference-only op has no backward.
     """
 
     forward: Callable[..., tuple[Array, Any]]
-    backward: Callable[..., tuple[Array, ...]] | None
+    backward: Callable[..., tuple[Array | None, ...]] | None
 
 
 @dataclass(frozen=True)

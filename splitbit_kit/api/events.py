@@ -46,6 +46,15 @@ class EvalDone:
 
 
 @dataclass(frozen=True)
+class SampleWritten:
+    """The model wrote a text after `step` steps."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
 class CheckpointSaved:
     """A checkpoint was committed to disk."""
 
@@ -64,7 +73,7 @@ class RunEnded:
     statistics: Mapping[str, Any]
 
 
-Event = RunStarted | StepDone | EvalDone | CheckpointSaved | RunEnded
+Event = RunStarted | StepDone | EvalDone | SampleWritten | CheckpointSaved | RunEnded
 
 
 class Tracker(Protocol):

@@ -18,6 +18,7 @@ from splitbit_kit.api.events import (
     EvalDone,
     RunEnded,
     RunStarted,
+    SampleWritten,
     StepDone,
     TrackerOffer,
 )
@@ -71,6 +72,11 @@ def step_done(event: StepDone) -> None:
 @hookspec
 def eval_done(event: EvalDone) -> None:
     """Take note of an evaluation."""
+
+
+@hookspec
+def sample_written(event: SampleWritten) -> None:
+    """Take note of a text that the model wrote while training."""
 
 
 @hookspec

@@ -1,0 +1,85 @@
+"""Loops over flat buffers: the norm of the gradient, and the optimizers' updates.
+
+All go chunk by chunk, so that what is computed on the way stays in cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import sqrt
+
+import numpy as np
+
+from splitbit_kit.api import Parameters
+from splitbit_kit.api.backend import Array
+
+CHUNK = 16 * 1024  # elements
+
+
+def squared_norm(x: Array) -> float:  # (P,)
+    """The sum of x^2, in float64. The order is fixed, whatever the number of threads."""
+    total = 0.0
+    for start in range(0, len(x), CHUNK):
+        chunk = x[start : start + CHUNK].astype(np.float64)
+        chunk *= chunk
+        total += float(chunk.sum())
+    return total
+
+
+def adamw(
+    params: Parameters,
+    grads: Array,
+    m: Array,
+    v: Array,
+    *,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_scale: float,
+) -> None:  # grads, m and v (P,)
+    """One step of AdamW: values, m and v change in place. The first step is 1."""
+    correction1, correction2 = 1 - beta1**step, 1 - beta2**step
+    for part, decay in _chunks(params, lr * weight_decay):
+        g, values = grad_scale * grads[part], params.values[part]
+        m[part] *= beta1
+        m[part] += (1 - beta1) * g
+        v[part] *= beta2
+        v[part] += (1 - beta2) * g * g
+        # sqrt(v / correction2) + eps, with the division taken out of the loop
+        denominator = np.sqrt(v[part])
+        denominator *= 1 / sqrt(correction2)
+        denominator += eps
+        values *= decay
+        values -= (lr / correction1) * m[part] / denominator
+
+
+def sgd(
+    params: Parameters,
+    grads: Array,
+    m: Array | None,
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    grad_scale: float,
+) -> None:  # grads and m (P,)
+    """One step of gradient descent: values and m change in place. m is None without momentum."""
+    for part, decay in _chunks(params, lr * weight_decay):
+        direction, values = grad_scale * grads[part], params.values[part]
+        if m is not None:
+            m[part] *= momentum
+            m[part] += direction
+            direction = m[part]
+        values *= decay
+        values -= lr * direction
+
+
+def _chunks(params: Parameters, decay: float) -> Iterator[tuple[slice, float]]:
+    """Yield each chunk with the factor that weight decay puts on its values."""
+    size, decayed = len(params.values), params.decayed
+    for first, stop, factor in ((0, decayed, 1 - decay), (decayed, size, 1.0)):
+        for start in range(first, stop, CHUNK):
+            yield slice(start, min(start + CHUNK, stop)), factor

@@ -1,0 +1,94 @@
+"""Metrics as JSON lines: one object a line, appended as training goes.
+
+The lines are strict JSON, so a value that is not finite stands as the text "nan", "inf" or "-inf";
+`float(value)` turns it back. Lines are not fsynced one by one: a power cut may cost the last of
+them, which a resumed run writes again.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from splitbit_kit.api.errors import SplitbitError
+from splitbit_kit.formats import durable, strict_json
+from splitbit_kit.formats.untrusted import opened
+
+
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """Return when the row is one more line of the file, visible to other readers.
+
+    NumPy scalars stand as plain numbers. Raises SplitbitError, with no part of the line left.
+    """
+    line = strict_json.dump(_plain(row), str(path)) + b"\n"
+    with durable.explained(path, "append to it"), path.open("ab", buffering=0) as file:
+        start = os.fstat(file.fileno()).st_size
+        try:
+            durable.write_whole(file.fileno(), memoryview(line))
+        except BaseException:
+            with suppress(OSError):
+                file.truncate(start)
+            raise
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows; a last line that was cut off by a crash is left out.
+
+    Raises SplitbitError naming the number of any other line that is no JSON object.
+    """
+    rows = []
+    for number, line in enumerate(_whole_lines(path), start=1):
+        where = f"{path}: line {number}"
+        row = strict_json.parse(line, where)
+        if not isinstance(row, dict):
+            raise SplitbitError(f"{where}: an object is expected")
+        rows.append(row)
+    return rows
+
+
+def cut_back(path: Path, step: int) -> int:
+    """Return how many lines were dropped so that a run resumed at `step` can append.
+
+    Dropped are lines of later steps, and lines that a crash left unreadable. The file is replaced
+    in one step. A missing file stays missing.
+    """
+    if not path.exists():
+        return 0
+    with opened(path) as (file, _):
+        lines = list(file)
+    kept = [line for line in lines if _belongs(line, step, path)]
+    if len(kept) < len(lines):
+        durable.replace_file(path, kept)
+    return len(lines) - len(kept)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with opened(path) as (file, _):
+        yield from (line for line in file if line.endswith(b"\n"))
+
+
+def _belongs(line: bytes, step: int, path: Path) -> bool:
+    try:
+        row = strict_json.parse(line, str(path))
+    except SplitbitError:
+        return False
+    if not line.endswith(b"\n") or not isinstance(row, dict):
+        return False
+    at = row.get("step", 0)
+    return not isinstance(at, int | float) or at <= step
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

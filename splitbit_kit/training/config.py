@@ -1,0 +1,280 @@
+"""A run's configuration: preset, then TOML file, then --set, then flags, every key checked."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from splitbit_kit.api import PRECISIONS, UsageError
+from splitbit_kit.models.config import ModelConfig
+from splitbit_kit.models.presets import DEFAULT, preset
+from splitbit_kit.text.tokenizer_file import KINDS
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """How text becomes tokens."""
+
+    kind: str = "bpe"
+    vocab_size: int = 0  # the most ids; 0: the kind's own default
+
+    def __post_init__(self) -> None:
+        _one_of("tokenizer.kind", self.kind, KINDS)
+        _at_least("tokenizer.vocab_size", self.vocab_size, 0)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read."""
+
+    paths: list[str] = field(default_factory=list)  # none: the built-in corpus
+    encoding: str = ""  # empty: by byte-order mark, UTF-8 otherwise
+    validation: str | float = 0.1  # a share of the tokens, the last ones, or a file
+    strict: bool = False  # True: a file in a folder that is not text is an error
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.validation, str) and not 0 < self.validation < 1:
+            raise UsageError(
+                f"data.validation: {self.validation} is not a share between 0 and 1, nor a file"
+            )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long and in what portions. Steps win over epochs."""
+
+    steps: int = 0  # 0: what `epochs` says
+    epochs: float = 0.0
+    batch_size: int = 8  # sequences a micro-batch
+    seq_len: int = 0  # 0: the model's context
+    seed: int = 1
+    grad_accum: int = 1  # micro-batches a step
+    grad_clip: float = 1.0  # greatest global norm; 0: none
+    non_finite: str = "stop"  # or "skip": leave out the step
+    eval_every: int = 0  # 0: ten times a run
+
+    def __post_init__(self) -> None:
+        for key, least in (
+            ("steps", 0),
+            ("epochs", 0),
+            ("batch_size", 1),
+            ("seq_len", 0),
+            ("seed", 0),
+            ("grad_accum", 1),
+            ("grad_clip", 0),
+            ("eval_every", 0),
+        ):
+            _at_least(f"train.{key}", getattr(self, key), least)
+        if self.seed >= 2**63:
+            raise UsageError(f"train.seed: {self.seed} is not below 2^63")
+        _one_of("train.non_finite", self.non_finite, ("stop", "skip"))
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Which optimizer; options are checked against what the plugin takes."""
+
+    name: str = "adamw"
+    lr: float = 1e-3  # the schedule's peak
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise UsageError(f"optimizer.lr: {self.lr} is not above 0")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Which learning-rate schedule; options are checked against what the plugin takes."""
+
+    name: str = "cosine"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept on disk."""
+
+    save_every: int = 0  # 0: as often as evaluations
+    keep: int = 2  # newest ones, besides the best
+
+    def __post_init__(self) -> None:
+        _at_least("checkpoint.save_every", self.save_every, 0)
+        _at_least("checkpoint.keep", self.keep, 2)
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """Text written while training."""
+
+    every: int = 0  # steps; 0: as often as evaluations
+    prompt: str = ""  # empty: the beginning of a text
+    max_tokens: int = 120
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+
+    def __post_init__(self) -> None:
+        for key in ("every", "max_tokens", "temperature", "top_k", "top_p"):
+            _at_least(f"sample.{key}", getattr(self, key), 0)
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """What does the arithmetic."""
+
+    backend: str = "auto"  # or a name, or several, preferred first
+    precision: str = "auto"
+    threads: int = 0  # 0: the usable physical cores
+
+    def __post_init__(self) -> None:
+        _one_of("compute.precision", self.precision, PRECISIONS)
+        _at_least("compute.threads", self.threads, 0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run; `training.run.resolve` replaces every 0 and auto."""
+
+    preset: str = DEFAULT
+    model: ModelConfig = field(default_factory=ModelConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+
+    def with_keys(self, **changes: Any) -> Config:
+        """Return a copy with `section__key` replaced."""
+        sections: dict[str, dict[str, Any]] = {}
+        for name, value in changes.items():
+            section, key = name.split("__")
+            sections.setdefault(section, {})[key] = value
+        return replace(
+            self, **{s: replace(getattr(self, s), **keys) for s, keys in sections.items()}
+        )
+
+
+SECTIONS: dict[str, type] = {
+    name: type(section) for name, section in vars(Config()).items() if name != "preset"
+}
+_OPEN = ("optimizer", "scheduler")  # their further keys are the plugin's options
+
+
+def build_config(
+    preset_name: str | None = None,
+    file: Path | None = None,
+    assignments: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> Config:
+    """Return the configuration from all four sources, later ones winning.
+
+    assignments: "section.key=value", the value as in TOML (a word that is no TOML value is taken as
+    text). flags: "section.key" -> value. Raises UsageError naming the first bad key.
+    """
+    layers: list[Mapping[str, Any]] = []
+    if file is not None:
+        loaded = _read_toml(file)
+        in_file = loaded.pop("preset", None)
+        preset_name = preset_name or in_file
+        layers.append(loaded)
+    preset_name = preset_name or DEFAULT
+    layers.append(_nested(map(parse_assignment, assignments)))
+    layers.append(_nested((flags or {}).items()))
+    merged: dict[str, Any] = preset(preset_name)
+    for layer in layers:
+        for section, keys in layer.items():
+            if not isinstance(keys, Mapping):
+                raise UsageError(f"{section}: a section is expected, such as [{section}]")
+            if "epochs" in keys and "steps" not in keys:
+                merged.get(section, {}).pop("steps", None)  # an earlier source's steps
+            merged.setdefault(section, {}).update(keys)
+    return from_dict({"preset": preset_name, **merged})
+
+
+def from_dict(data: Mapping[str, Any]) -> Config:
+    """Return a configuration from nested plain data; sections and keys left out keep defaults."""
+    sections = {}
+    for section, keys in data.items():
+        if section == "preset":
+            continue
+        if section not in SECTIONS:
+            raise UsageError(f"section {section!r} is not known{_nearest(section, SECTIONS)}")
+        sections[section] = _section(section, dict(keys))
+    return Config(preset=data.get("preset", DEFAULT), **sections)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Return a configuration as nested plain data, as config.toml holds it."""
+    data = asdict(config)
+    for section in _OPEN:
+        data[section].update(data[section].pop("options"))
+    return data
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Return ("section.key", value) from "section.key=value"."""
+    key, equals, value = text.partition("=")
+    if not equals or key.strip().count(".") != 1:
+        raise UsageError(f"--set {text}: section.key=value is expected, as in train.steps=500")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _section(name: str, keys: dict[str, Any]) -> Any:
+    kind = SECTIONS[name]
+    known = [f.name for f in fields(kind)]
+    if name in _OPEN:
+        options = {k: keys.pop(k) for k in list(keys) if k not in known}
+        keys["options"] = {**options, **keys.get("options", {})}
+    for key in keys:
+        if key not in known:
+            raise UsageError(f"{name}.{key} is not a key of {name}{_nearest(key, known)}")
+    try:
+        return msgspec.convert(keys, kind)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$.")
+        raise UsageError(f"{name}.{place.rstrip('`')}: {problem[0].lower()}{problem[1:]}") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+
+
+def _nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in pairs:
+        section, _, name = key.partition(".")
+        nested.setdefault(section, {})[name] = value
+    return nested
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = get_close_matches(word, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+
+
+def _one_of(key: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise UsageError(f"{key}: {value!r} is not one of {', '.join(choices)}")
+
+
+def _at_least(key: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise UsageError(f"{key}: {value} is below {least}")

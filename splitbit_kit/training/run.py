@@ -1,0 +1,291 @@
+"""A training run from its configuration: begin it, or go on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from splitbit_kit.api import Optimizer, Schedule, UsageError
+from splitbit_kit.engine.params import ParameterStore
+from splitbit_kit.formats import jsonl
+from splitbit_kit.formats.checkpoint import newest_valid
+from splitbit_kit.formats.lock import run_lock
+from splitbit_kit.models.decoder import Decoder, parameter_specs
+from splitbit_kit.registry import Registry, options_of
+from splitbit_kit.text.batches import Windows, samples_for_epochs, steps_for_epochs
+from splitbit_kit.text.tokenizer import Tokenizer
+from splitbit_kit.training.compute import Compute, choose
+from splitbit_kit.training.config import Config, build_config, from_dict, to_dict
+from splitbit_kit.training.data import Data, prepare
+from splitbit_kit.training.learner import Learner
+from splitbit_kit.training.run_folder import RunFolder, new_folder
+from splitbit_kit.training.signals import stop_requests
+from splitbit_kit.training.trainer import Listener, Trainer
+
+CHANGEABLE = (
+    "train.steps",
+    "train.epochs",
+    "train.eval_every",
+    "checkpoint.save_every",
+    "sample.every",
+    "compute.backend",
+)
+"""What a resumed run may set anew."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder and its closing statistics."""
+
+    folder: Path
+    statistics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a run finds plugins, and whom it tells what."""
+
+    registry: Registry = field(default_factory=lambda: Registry.load())
+    listeners: Sequence[Listener] = ()  # each gets every event
+    notify: Callable[[str], None] = lambda line: None  # a line for the user
+
+
+def train(
+    config: Config | Mapping[str, Any] | str | None = None,
+    data: Sequence[str | Path] | str | Path = (),
+    out: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    around: Surroundings | None = None,
+) -> Run:
+    """Train a model and return the run.
+
+    config: a preset's name, nested plain data (section -> key -> value, "preset" -> name), or a
+    `Config`; the default preset if None. data: text files and folders; the built-in corpus if
+    empty. out: the run folder; runs/PRESET-N if None. Raises SplitbitError, and Interrupted after
+    saving if a signal asked the run to stop.
+    """
+    around = around or Surroundings()
+    config = _with_paths(_as_config(config), data)
+    folder = RunFolder(Path(out)) if out else None
+    if folder and not overwrite:
+        _refuse_run(folder)
+    with _trainer(folder, config, None, around) as trainer:
+        if overwrite:
+            trainer.folder.clear()
+        _refuse_run(trainer.folder)  # another training may have begun and ended here meanwhile
+        trainer.folder.begin(trainer.config, trainer.data.tokenizer)
+        return Run(trainer.folder.path, trainer.run())
+
+
+def _refuse_run(folder: RunFolder) -> None:
+    if folder.holds_run():
+        raise UsageError(
+            f"{folder.path}: holds a run; go on with --resume {folder.path}, "
+            "replace it with --overwrite, or choose another --out"
+        )
+
+
+def resume(
+    folder: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    around: Surroundings | None = None,
+) -> Run:
+    """Go on with a run from its newest valid checkpoint, and return it when it is finished.
+
+    changes: "section.key" -> value; only those in `CHANGEABLE` may differ from what the run has.
+    """
+    around = around or Surroundings()
+    run = RunFolder(Path(folder))
+    before = run.read_config()
+    config = changed(before, changes or {})
+    with _trainer(run, config, Tokenizer.load(run.tokenizer), around) as trainer:
+        saved, damaged = newest_valid(run.checkpoints)
+        for line in damaged:
+            around.notify(f"passed over: {line}")
+        if saved is not None:
+            trainer.restore(saved)
+        jsonl.cut_back(run.metrics, trainer.progress.step if saved else -1)
+        if trainer.config.compute != before.compute:
+            around.notify(
+                f"backend {before.compute.backend} -> {trainer.config.compute.backend}: "
+                "from here on the bits differ from those of an uninterrupted run"
+            )
+        run.write_config(trainer.config)
+        around.notify(
+            f"resuming {run.path} at step {trainer.progress.step} of {trainer.config.train.steps}"
+        )
+        return Run(run.path, trainer.run())
+
+
+def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """Return a run's configuration with changes. Raises UsageError naming a forbidden one."""
+    data = to_dict(config)
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        if data.get(section, {}).get(name) == value:
+            continue
+        if key not in CHANGEABLE:
+            raise UsageError(
+                f"{key}: a resumed run keeps what it was begun with; "
+                f"only {', '.join(CHANGEABLE)} can change"
+            )
+        data[section][name] = value
+    if "train.steps" in changes:
+        data["train"]["epochs"] = 0.0
+    elif "train.epochs" in changes:
+        data["train"]["steps"] = 0
+    if "compute.backend" in changes:
+        data["compute"]["precision"] = _kept_precision(config)
+    return from_dict(data)
+
+
+def _kept_precision(config: Config) -> str:
+    """fp64 is a property of the weights; another backend chooses anew between the others."""
+    return "fp64" if config.compute.precision == "fp64" else "auto"
+
+
+@contextmanager
+def _trainer(
+    folder: RunFolder | None, config: Config, tokenizer: Tokenizer | None, around: Surroundings
+) -> Iterator[Trainer]:
+    """Yield a trainer at step 0, with all that is needed read and built, the folder locked."""
+    registry, notify = around.registry, around.notify
+    _check_lengths(config)
+    optimizer = _optimizer(registry, config)
+    _schedule(registry, config, max(config.train.steps, 1))
+    seq_len = config.train.seq_len or config.model.context
+    compute = choose(
+        registry,
+        config.compute.backend,
+        config.compute.precision,
+        config.compute.threads,
+        notify,
+    )
+    data = prepare(config.data, tokenizer or config.tokenizer, seq_len, notify)
+    config, windows = resolve(config, data, compute)
+    specs = parameter_specs(config.model, data.tokenizer.vocab_size)
+    params = ParameterStore(specs, compute.dtype)
+    params.initialise(specs, config.train.seed)
+    learner = Learner(
+        Decoder(config.model, params),
+        compute.table(train=True),
+        compute.workspace,
+        optimizer,
+        _schedule(registry, config, config.train.steps),
+        threads=compute.threads,
+        seed=config.train.seed,
+        grad_clip=config.train.grad_clip,
+    )
+    folder = folder or new_folder(config.preset)
+    with run_lock(folder.path), stop_requests(notify) as should_stop:
+        yield Trainer(
+            config,
+            folder,
+            data,
+            learner,
+            compute,
+            windows,
+            list(around.listeners),
+            should_stop=should_stop,
+            notify=notify,
+        )
+
+
+def resolve(config: Config, data: Data, compute: Compute) -> tuple[Config, Windows]:
+    """Return the configuration without any 0 or auto, and the training samples it means."""
+    train = config.train
+    seq_len = train.seq_len or config.model.context
+    windows = Windows(len(data.training), seq_len, train.seed)
+    steps, epochs = train.steps, train.epochs
+    by_epochs = steps_for_epochs(epochs, windows, train.batch_size * train.grad_accum)
+    if epochs and steps in (0, by_epochs):
+        steps = by_epochs
+        limit = samples_for_epochs(epochs, windows)
+        windows = Windows(len(data.training), seq_len, train.seed, limit)
+    else:
+        epochs = 0.0  # steps win
+    if not steps:
+        raise UsageError("train.steps: how long to train is not said; use --steps or --epochs")
+    tenth = -(-steps // 10)
+    eval_every = train.eval_every or tenth
+    resolved = config.with_keys(
+        tokenizer__kind=data.tokenizer.kind,
+        tokenizer__vocab_size=data.tokenizer.vocab_size,
+        train__seq_len=seq_len,
+        train__steps=steps,
+        train__epochs=epochs,
+        train__eval_every=eval_every,
+        checkpoint__save_every=config.checkpoint.save_every or eval_every,
+        sample__every=config.sample.every or eval_every,
+        compute__backend=compute.name,
+        compute__precision=compute.precision,
+        compute__threads=compute.threads,
+    )
+    return resolved, windows
+
+
+def _check_lengths(config: Config) -> None:
+    if config.train.seq_len > config.model.context:
+        raise UsageError(
+            f"train.seq_len: {config.train.seq_len} is above model.context, "
+            f"{config.model.context}; lower --seq-len or --set model.context=…"
+        )
+
+
+def _optimizer(registry: Registry, config: Config) -> Optimizer:
+    chosen = config.optimizer
+    built: Optimizer = _build(registry, "optimizer", chosen.name, chosen.options)
+    return built
+
+
+def _schedule(registry: Registry, config: Config, steps: int) -> Schedule:
+    chosen = config.scheduler
+    fixed = {"lr": config.optimizer.lr, "steps": steps}
+    built: Schedule = _build(registry, "scheduler", chosen.name, chosen.options, fixed)
+    return built
+
+
+def _build(
+    registry: Registry,
+    kind: str,
+    name: str,
+    options: Mapping[str, Any],
+    fixed: Mapping[str, Any] | None = None,
+) -> Any:
+    """Build an offer, its options checked by name first."""
+    offer = registry.offer(kind, name)
+    fixed = fixed or {}
+    known = [key for key in options_of(offer) if key not in fixed]
+    for key in options:
+        if key not in known:
+            raise UsageError(f"{kind}.{key} is not an option of {name}; it has {', '.join(known)}")
+    try:
+        return offer.build(**options, **fixed)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{kind} {name}: {error}") from error
+
+
+def _as_config(config: Config | Mapping[str, Any] | str | None) -> Config:
+    if isinstance(config, Config):
+        return config
+    if isinstance(config, Mapping):
+        keys = {
+            f"{section}.{key}": value
+            for section, values in config.items()
+            if section != "preset"
+            for key, value in values.items()
+        }
+        return build_config(config.get("preset"), flags=keys)
+    return build_config(config)
+
+
+def _with_paths(config: Config, data: Sequence[str | Path] | str | Path) -> Config:
+    paths = [data] if isinstance(data, str | Path) else list(data)
+    if not paths:
+        return config
+    return config.with_keys(data__paths=[str(Path(path).resolve()) for path in paths])

@@ -1,0 +1,219 @@
+"""The folder of a run: what lies where, and which model in it is meant.
+
+runs/bard/
+  config.toml      the whole configuration, resolved
+  tokenizer.json
+  metrics.jsonl    one line a step, evaluation, sample and end
+  checkpoints/step-000500/   all that is needed to go on, to the bit
+  best/model.safetensors     lowest validation loss
+  final/model.safetensors    after the last step
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+from numpy.typing import NDArray
+
+from splitbit_kit.api import SplitbitError, UsageError
+from splitbit_kit.engine.params import ParameterStore
+from splitbit_kit.formats import durable
+from splitbit_kit.formats.checkpoint import newest_valid
+from splitbit_kit.formats.safetensors import Tensors
+from splitbit_kit.models.config import ModelConfig
+from splitbit_kit.text.tokenizer import Tokenizer
+from splitbit_kit.training.config import Config, from_dict, to_dict
+
+MODEL = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run's files are."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The configuration; a folder that has one holds a run."""
+        return self.path / "config.toml"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer, as Hugging Face's library reads it."""
+        return self.path / "tokenizer.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The lines of figures."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folders that a run can go on from."""
+        return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """The folder of the model with the lowest validation loss."""
+        return self.path / "best"
+
+    @property
+    def final(self) -> Path:
+        """The folder of the model after the last step."""
+        return self.path / "final"
+
+    def holds_run(self) -> bool:
+        """Whether a run was begun here."""
+        return self.config.exists()
+
+    def begin(self, config: Config, tokenizer: Tokenizer) -> None:
+        """Write what a run needs before its first step. The configuration comes last."""
+        durable.make_folder(self.path)
+        tokenizer.save(self.tokenizer)
+        self.write_config(config)
+
+    def write_config(self, config: Config) -> None:
+        """Replace config.toml in one step."""
+        durable.replace_file(self.config, [tomli_w.dumps(to_dict(config)).encode()])
+
+    def read_config(self) -> Config:
+        """Return the configuration of the run. Raises SplitbitError if there is none."""
+        try:
+            return from_dict(tomllib.loads(self.config.read_text("utf-8")))
+        except FileNotFoundError:
+            raise SplitbitError(f"{self.path}: holds no run (config.toml is missing)") from None
+        except (OSError, ValueError, UsageError) as error:
+            raise SplitbitError(f"{self.config}: {error}") from None
+
+    def clear(self) -> None:
+        """Delete a run's own files, and nothing else; the configuration first."""
+        self.config.unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.best, self.final):
+            if folder.exists():
+                shutil.rmtree(folder)
+        for file in (self.metrics, self.tokenizer):
+            file.unlink(missing_ok=True)
+
+
+def new_folder(preset: str, parent: Path = Path("runs")) -> RunFolder:
+    """Return runs/PRESET-N, made just now, with the least N from 1 that was not there."""
+    for n in count(1):
+        path = parent / f"{preset}-{n}"
+        if path.exists():
+            continue
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise SplitbitError(f"{path}: cannot be made ({error.strerror})") from None
+        return RunFolder(path)
+    raise AssertionError("count never ends")
+
+
+@dataclass(frozen=True)
+class ModelHeader:
+    """What a model file says about itself besides its tensors."""
+
+    config: ModelConfig
+    vocabulary: int
+    tokenizer_sha256: str
+    step: int
+    validation_loss: float | None
+    seen: NDArray[np.bool_]  # (V,): ids that were in the training text; others are never sampled
+
+
+def model_tensors(params: ParameterStore, header: ModelHeader) -> Tensors:
+    """Return what model.safetensors holds. The values are views: save before they change."""
+    metadata = {
+        "format": "splitbit-kit model 1",
+        "model": json.dumps(asdict(header.config), sort_keys=True),
+        "vocabulary": str(header.vocabulary),
+        "tokenizer_sha256": header.tokenizer_sha256,
+        "step": str(header.step),
+        "validation_loss": json.dumps(header.validation_loss),
+        "unseen_ids": json.dumps(_ranges(~header.seen)),
+    }
+    return Tensors({param.name: param.array for param in params}, metadata)
+
+
+def read_header(model: Tensors, origin: str) -> ModelHeader:
+    """Return what a model file says about itself. Raises SplitbitError naming the bad field."""
+    metadata, field = model.metadata, "format"
+    try:
+        if metadata[field] != "splitbit-kit model 1":
+            raise ValueError("'splitbit-kit model 1' is expected")
+        field = "vocabulary"
+        vocabulary = int(metadata[field])
+        if "tok.weight" not in model.arrays or len(model.arrays["tok.weight"]) != vocabulary:
+            raise ValueError(f"{vocabulary} is not the number of rows of tensor tok.weight")
+        field = "model"
+        config = from_dict({"model": json.loads(metadata[field])}).model
+        if config.layers > len(model.arrays):
+            raise ValueError(f"{config.layers} layers, but {len(model.arrays)} tensors")
+        field = "unseen_ids"
+        seen = np.ones(vocabulary, np.bool_)
+        for start, stop in json.loads(metadata[field]):
+            seen[start:stop] = False
+        field = "validation_loss"
+        loss = json.loads(metadata[field])
+        field = "step"
+        step = int(metadata[field])
+        field = "tokenizer_sha256"
+        return ModelHeader(config, vocabulary, metadata[field], step, loss, seen)
+    except KeyError:
+        raise SplitbitError(
+            f"{origin}: metadata {field} is missing; was it written by splitbit-kit?"
+        ) from None
+    except (ValueError, TypeError, MemoryError, UsageError) as error:
+        raise SplitbitError(f"{origin}: metadata {field}: {error}") from None
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model on disk, and in words which one it is."""
+
+    model: Path
+    tokenizer: Path
+    label: str
+
+
+def find_model(path: Path) -> ModelFiles:
+    """Return the files of the model that a path means.
+
+    A run folder means its best model if an evaluation has chosen one, else the final one, else the
+    newest valid checkpoint; best/, final/ and a step folder can be named too.
+    """
+    if not path.exists():
+        raise UsageError(f"{path}: no such folder; a run folder is expected, such as runs/bard")
+    run = RunFolder(path)
+    if run.holds_run():
+        for folder in (run.best, run.final):
+            if (folder / MODEL).exists():
+                return ModelFiles(folder / MODEL, run.tokenizer, f"{folder.name} model of {path}")
+        checkpoint, _ = newest_valid(run.checkpoints)
+        if checkpoint is None:
+            raise SplitbitError(f"{path}: the run has no model yet (no valid checkpoint)")
+        newest = checkpoint.path
+        return ModelFiles(newest / MODEL, run.tokenizer, f"checkpoint {newest.name} of {path}")
+    resolved = path.resolve()
+    for owner in (resolved.parent, resolved.parent.parent):
+        if (resolved / MODEL).exists() and RunFolder(owner).holds_run():
+            return ModelFiles(path / MODEL, RunFolder(owner).tokenizer, f"model {path}")
+    raise SplitbitError(
+        f"{path}: not a model; expected a run folder, or best, final or a checkpoint inside one"
+    )
+
+
+def _ranges(mask: NDArray[np.bool_]) -> list[list[int]]:
+    """Return the runs of True as [start, stop) pairs."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
+    return [[int(a), int(b)] for a, b in edges.reshape(-1, 2)]
