@@ -17,6 +17,8 @@ import importlib_metadata
 PLUGINS = "splitbit_kit.plugins"
 COMMANDS = "splitbit_kit.commands"
 
+Distribution = Any  # importlib_metadata's releases differ in the type that they declare
+
 
 @dataclass(frozen=True)
 class EntryPoint:
@@ -75,7 +77,7 @@ def entry_points(path: Sequence[str] | None = None) -> tuple[EntryPoint, ...]:
     return tuple(found)
 
 
-def _mentions_us(distribution: importlib_metadata.Distribution) -> bool:
+def _mentions_us(distribution: Distribution) -> bool:
     try:
         text = distribution.read_text("entry_points.txt") or ""
     except (OSError, UnicodeError):
@@ -83,7 +85,7 @@ def _mentions_us(distribution: importlib_metadata.Distribution) -> bool:
     return PLUGINS in text or COMMANDS in text
 
 
-def _identity(distribution: importlib_metadata.Distribution) -> tuple[str, str, str]:
+def _identity(distribution: Distribution) -> tuple[str, str, str]:
     """Return name, version and folder. Metadata that cannot be read is no reason to stop."""
     folder = str(Path(str(distribution.locate_file(""))).resolve())
     try:
@@ -93,7 +95,7 @@ def _identity(distribution: importlib_metadata.Distribution) -> tuple[str, str, 
         return "unnamed", "", folder
 
 
-def _editable_source(distribution: importlib_metadata.Distribution) -> str:
+def _editable_source(distribution: Distribution) -> str:
     try:
         origin = distribution.origin
         editable = origin is not None and origin.dir_info.editable
@@ -103,7 +105,7 @@ def _editable_source(distribution: importlib_metadata.Distribution) -> str:
 
 
 def _entries(
-    distribution: importlib_metadata.Distribution, name: str
+    distribution: Distribution, name: str
 ) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     try:
         entries = list(distribution.entry_points)

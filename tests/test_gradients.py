@@ -11,6 +11,7 @@ import pytest
 from engine.chains import DTYPES, chain
 
 from splitbit_kit.api import Context, LowRank, PackedTensor, Param
+from splitbit_kit.bundled.optimizers import AdamW
 from splitbit_kit.engine.optable import OpTable
 from splitbit_kit.engine.params import GradientBuffer, ParameterStore, ParamSpec
 from splitbit_kit.engine.tape import Tape
@@ -18,6 +19,7 @@ from splitbit_kit.engine.workspace import BufferPool
 from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.models.decoder import Decoder, parameter_specs
 from splitbit_kit.text.batches import Batch
+from splitbit_kit.training.learner import Learner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -170,6 +172,17 @@ def test_accumulation_equals_the_large_batch(
     assert model.loss([join(parts)]) == pytest.approx(loss, rel=1e-14)
     scale = abs(accumulated).max()
     np.testing.assert_allclose(accumulated, model.grads.flat, rtol=0, atol=1e-14 * scale)
+
+
+@pytest.mark.parametrize("name", ["gpt2-bias-dropout", "llama"])
+def test_a_training_step_computes_the_same(name: str) -> None:
+    model = Model(CONFIGS[name])
+    loss = model.loss(RAGGED)
+    learner = Learner(
+        model.decoder, model.table, BufferPool(), AdamW(), lambda step: 0.0, seed=model.ctx.seed
+    )
+    assert learner.gradients(model.ctx.step, RAGGED) == pytest.approx(loss, rel=1e-15)
+    np.testing.assert_array_equal(learner.grads.flat, model.grads.flat)
 
 
 def test_sequences_do_not_see_each_other() -> None:

@@ -84,17 +84,16 @@ def curve(
         seed=parity.DROPOUT_SEED,
         grad_clip=parity.GRAD_CLIP,
     )
-    outcomes = [learner.step(step, [batch(case, step, text)]) for step in range(case.steps)]
+    outcomes = [learner.step(step, batches(case, step, text)) for step in range(case.steps)]
     return [o.loss for o in outcomes], [o.grad_norm for o in outcomes]
 
 
-def batch(case: parity.Case, step: int, text: parity.Text) -> Batch:
-    """Return a step's windows as one batch."""
-    ids, targets = text.batch(case, step)
-    rows, context = ids.shape
-    return Batch(
-        ids=ids.ravel(),
-        targets=targets.ravel(),
-        positions=np.tile(np.arange(context, dtype=np.int32), rows),
-        starts=np.arange(rows + 1, dtype=np.int32) * np.int32(context),
-    )
+def batches(case: parity.Case, step: int, text: parity.Text) -> list[Batch]:
+    """Return a step's micro-batches as the model takes them."""
+    made = []
+    for ids, targets in text.batches(case, step):
+        rows, context = ids.shape
+        positions = np.tile(np.arange(context, dtype=np.int32), rows)
+        starts = np.arange(rows + 1, dtype=np.int32) * np.int32(context)
+        made.append(Batch(ids.ravel(), targets.ravel(), positions, starts))
+    return made

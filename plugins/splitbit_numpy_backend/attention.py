@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from typing import Any
 
@@ -18,7 +19,7 @@ from splitbit_kit.api import Context, Gradients, KVCache
 from splitbit_kit.api.backend import Array
 from splitbit_numpy_backend.memory import matmul
 
-TILE = 128  # query rows
+TILE = 64  # query rows
 SCORE_BYTES = 1024 * 1024  # of one tile: what stays in cache
 
 
@@ -38,7 +39,7 @@ class Cache:
         grown = self.lengths + np.diff(starts)
         if grown.max() > capacity:
             raise ValueError(f"{grown.max()} tokens exceed the cache's capacity of {capacity}")
-        for s, (first, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        for s, (first, stop) in enumerate(pairwise(starts.tolist())):
             tokens = slice(self.lengths[s], grown[s])
             for new, held in ((k, self.k), (v, self.v)):
                 heads = new[first:stop].reshape(-1, kv_heads, size)
@@ -64,7 +65,8 @@ class Group:
         """View the group's rows by sequence, key head and the query heads of that key head."""
         sequences = self.stop - self.first
         rows = x[self.row : self.row + sequences * self.length]
-        heads = rows.reshape(sequences, self.length, kv_heads, -1, size)
+        shared = x.shape[1] // (kv_heads * size)
+        heads = rows.reshape(sequences, self.length, kv_heads, shared, size)
         return heads.transpose(0, 2, 3, 1, 4)
 
 

@@ -139,7 +139,8 @@ def embedding_backward(
 
 
 def check_ids(op: str, ids: Array, vocabulary: int) -> None:
-    """Raise SplitbitError if an id lies outside 0 .. V-1. NumPy would count negatives from the end."""
+    """Raise SplitbitError if an id lies outside 0 .. V-1."""
+    # NumPy would count negative ids from the end
     wrong = ids[(ids < 0) | (ids >= vocabulary)]
     if wrong.size:
         raise SplitbitError(f"{op}: id {wrong[0]} is outside the vocabulary of {vocabulary}")

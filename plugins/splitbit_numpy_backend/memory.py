@@ -9,11 +9,11 @@ import numpy as np
 from splitbit_kit.api import Context, Gradients, Param
 from splitbit_kit.api.backend import Array
 
-BLOCK_BYTES = 64 * 1024
+BLOCK_BYTES = 128 * 1024
 
 
 def row_blocks(x: Array) -> Iterator[slice]:
-    """Yield the rows of x in blocks of about 64 KiB.
+    """Yield the rows of x in blocks of about 128 KiB.
 
     A chain of NumPy calls on one block finds everything in cache, and its temporaries are small
     enough to be had for nothing; the same chain on the whole array waits for memory at every call.

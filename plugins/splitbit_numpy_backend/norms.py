@@ -79,5 +79,5 @@ def rms_norm_backward(
 
 def _mean_product(a: Array, b: Array) -> Array:  # (N, C), (N, C) -> (N, 1)
     """The mean of a * b over each row."""
-    products: Array = np.vecdot(a, b)[:, None]
-    return products / a.shape[1]
+    means: Array = np.vecdot(a, b)[:, None] / a.shape[1]
+    return means

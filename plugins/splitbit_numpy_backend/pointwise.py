@@ -25,13 +25,21 @@ def gelu(ctx: Context, x: Array) -> tuple[Array, Any]:  # (N, C) -> (N, C)
     for rows in row_blocks(x):
         a = x[rows]
         square = a * a
-        t = np.tanh(ROOT * a * (1 + CUBIC * square))
-        half = 0.5 * (1 + t)
-        np.multiply(a, half, out=out[rows])
+        u = square * (ROOT * CUBIC)  # in place from here: u = sqrt(2/pi) (a + 0.044715 a^3)
+        u += ROOT
+        u *= a
+        gate = np.tanh(u, out=u)  # (1 + tanh(u)) / 2
+        gate += 1
+        gate *= 0.5
+        y = np.multiply(a, gate, out=out[rows])
         if slope is not None:
-            # d tanh(u) = (1 - tanh(u)^2) du
-            du = ROOT * (1 + 3 * CUBIC * square)
-            np.add(half, 0.5 * a * (1 - t * t) * du, out=slope[rows])
+            # y = a gate and dgate = 2 gate (1 - gate) du, so dy = gate + y (1 - gate) 2 du
+            twice_du = np.multiply(square, 6 * ROOT * CUBIC, out=square)
+            twice_du += 2 * ROOT
+            change = np.subtract(1, gate, out=slope[rows])
+            change *= y
+            change *= twice_du
+            change += gate
     return out, slope
 
 

@@ -98,7 +98,11 @@ OPS = {
         accepts(loss.cross_entropy, logits="array", targets=IDS),
     ),
 }
-FLAT = {"squared_norm": flat.squared_norm, "adamw": flat.adamw, "sgd": flat.sgd}
+FLAT: dict[str, Callable[..., Any]] = {
+    "squared_norm": flat.squared_norm,
+    "adamw": flat.adamw,
+    "sgd": flat.sgd,
+}
 
 
 def build(hardware: Hardware, precision: str, threads: int) -> Backend:

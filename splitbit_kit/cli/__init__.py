@@ -1,0 +1,1 @@
+"""The command line: one file a verb. It only calls the Python API and says what came of it."""

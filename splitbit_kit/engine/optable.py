@@ -13,6 +13,7 @@ from splitbit_kit.api import (
     CacheMaker,
     LowRank,
     Op,
+    OpOffer,
     Ops,
     OpSpec,
     PackedTensor,
@@ -113,9 +114,7 @@ class OpTable:
                 offer = backend.ops.get(offer_name)
                 if offer is None:
                     continue
-                reason = offer.accepts(site)
-                if reason is None and self.train and offer.op.backward is None:
-                    reason = "it has no backward pass"
+                reason = self._reason(offer, site)
                 if (
                     reason is None
                     and spec.fused
@@ -137,15 +136,24 @@ class OpTable:
         self, place: int, spec: OpSpec, operands: tuple[Any, ...], static: Mapping[str, Any]
     ) -> bool:
         """Whether a backend before `place` would serve one of a fused op's parts."""
-        parts = Planner(OpTable(self.chain[place:], train=self.train, fuse=False))
+        parts = _Parts()
         assert spec.recipe is not None
         spec.recipe(parts, *operands, **static)
-        ahead = [backend for _, backend in self.chain[:place]]
-        return any(
-            offer is not None and offer.accepts(part.site) is None
-            for part in parts.table.resolved
-            for offer in (backend.ops.get(part.site.op) for backend in ahead)
-        )
+        for part, part_operands, part_static in parts.calls:
+            kinds = tuple(map(operand_kind, part_operands))
+            site = Site(part.name, tuple(part_static.items()), kinds, self.train)
+            for _, backend in self.chain[:place]:
+                for offer_name in _offer_names(part, part_operands):
+                    offer = backend.ops.get(offer_name)
+                    if offer is not None and self._reason(offer, site) is None:
+                        return True
+        return False
+
+    def _reason(self, offer: OpOffer, site: Site) -> str | None:
+        """Return why an offer does not serve a site, or None if it does."""
+        if self.train and offer.op.backward is None:
+            return "it has no backward pass"
+        return offer.accepts(site)
 
 
 def _offer_names(spec: OpSpec, operands: tuple[Any, ...]) -> tuple[str, ...]:
@@ -165,6 +173,19 @@ class Planner(Ops):
         resolved = self.table.resolve(spec, operands, static)
         if resolved.op is None:
             assert spec.recipe is not None
+            return spec.recipe(self, *operands, **static)
+        return Stub(_result_dtype(operands))
+
+
+class _Parts(Ops):
+    """Notes which ops a fused op is made of, whoever may serve them."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[OpSpec, tuple[Any, ...], dict[str, Any]]] = []
+
+    def call(self, spec: OpSpec, operands: tuple[Any, ...], static: dict[str, Any]) -> Any:
+        self.calls.append((spec, operands, static))
+        if spec.recipe is not None:
             return spec.recipe(self, *operands, **static)
         return Stub(_result_dtype(operands))
 

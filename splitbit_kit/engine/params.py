@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from splitbit_kit.api import Param, SplitbitError
 from splitbit_kit.engine.workspace import ALIGNMENT, aligned
@@ -42,6 +43,7 @@ class ParameterStore:
     ) -> None:
         self._frozen = dict(frozen or {})
         specs = [spec for spec in specs if spec.name not in self._frozen]
+        self._specs = specs
         specs.sort(key=lambda spec: (len(spec.shape) < 2, not spec.decay))
         self.dtype = np.dtype(dtype)
         self.version = 0
@@ -112,17 +114,35 @@ class ParameterStore:
         self.updated()
 
     def load(self, arrays: Mapping[str, Array], origin: str) -> None:
-        """Copy values in by name. Raises SplitbitError on a missing name or another shape."""
+        """Copy values in by name. Raises SplitbitError unless they are exactly those expected."""
+        check_tensors(arrays, self._specs, origin)
         for name, param in self._params.items():
-            if name not in arrays:
-                raise SplitbitError(f"{origin}: tensor {name} is missing; is it of another model?")
-            if arrays[name].shape != param.shape:
-                raise SplitbitError(
-                    f"{origin}: tensor {name} has shape {arrays[name].shape}, "
-                    f"the configuration says {param.shape}"
-                )
             param.array[...] = arrays[name]
         self.updated()
+
+
+WEIGHT_DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float64, np.float16, bfloat16))
+
+
+def check_tensors(arrays: Mapping[str, Array], specs: Iterable[ParamSpec], origin: str) -> None:
+    """Raise SplitbitError, naming the tensor, unless the arrays are exactly those of the specs."""
+    expected = {spec.name: spec.shape for spec in specs}
+    for name, shape in expected.items():
+        array = arrays.get(name)
+        if array is None:
+            raise SplitbitError(f"{origin}: tensor {name} is missing; is it of another model?")
+        if array.shape != shape:
+            raise SplitbitError(
+                f"{origin}: tensor {name} has shape {array.shape}, the configuration says {shape}"
+            )
+        if array.dtype not in WEIGHT_DTYPES:
+            raise SplitbitError(
+                f"{origin}: tensor {name} is {array.dtype}; "
+                f"one of {', '.join(map(str, WEIGHT_DTYPES))} is expected"
+            )
+    # a bias that the configuration leaves out would change every result, and nobody would notice
+    if more := sorted(arrays.keys() - expected.keys()):
+        raise SplitbitError(f"{origin}: tensor {more[0]!r} is not of the configured model")
 
 
 class GradientBuffer:

@@ -1,0 +1,1 @@
+"""Files on disk, each format a reader and a writer; what stands there is whole or refused."""

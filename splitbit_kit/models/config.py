@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from splitbit_kit.api import UsageError
 
 FAMILIES = ("gpt2", "llama")
+MOST = 1 << 20  # of anything: positions are 32-bit, and no machine here holds more
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,13 @@ class ModelConfig:
         if self.family not in FAMILIES:
             raise UsageError(f"model.family: {self.family!r} is not one of {', '.join(FAMILIES)}")
         for key in ("layers", "heads", "width", "context"):
-            if getattr(self, key) < 1:
-                raise UsageError(f"model.{key}: {getattr(self, key)} is below 1")
+            if not 1 <= getattr(self, key) <= MOST:
+                raise UsageError(f"model.{key}: {getattr(self, key)} is not in 1 .. {MOST}")
         if not 0.0 <= self.dropout < 1.0:
             raise UsageError(f"model.dropout: {self.dropout} is not in 0 .. 1 (1 excluded)")
-        if self.norm_eps <= 0:
-            raise UsageError(f"model.norm_eps: {self.norm_eps} is not above 0")
+        for key in ("norm_eps", "rotary_base"):
+            if not 0 < getattr(self, key) < inf:
+                raise UsageError(f"model.{key}: {getattr(self, key)} is not a number above 0")
         if self.bias and self.family == "llama":
             raise UsageError("model.bias: the llama family has no biases; use family gpt2")
         self._check_heads()
@@ -54,8 +57,8 @@ class ModelConfig:
         if self.hidden == 0:
             llama = -(-8 * self.width // (3 * 256)) * 256
             object.__setattr__(self, "hidden", llama if self.family == "llama" else 4 * self.width)
-        if self.hidden < 1:
-            raise UsageError(f"model.hidden: {self.hidden} is below 1")
+        if not 1 <= self.hidden <= MOST:
+            raise UsageError(f"model.hidden: {self.hidden} is not in 1 .. {MOST}")
 
     def _check_heads(self) -> None:
         step = 2 * self.heads if self.family == "llama" else self.heads

@@ -110,7 +110,8 @@ def require_tokens(seq_len: int, **splits: int) -> None:
 
 def samples_for_epochs(epochs: float, windows: Windows) -> int:
     """Return the number of samples in so many epochs, which need not be whole."""
-    return math.ceil(epochs * windows.per_epoch)
+    # rounded first, or 1.1 epochs of 10 windows would be 12 samples
+    return math.ceil(round(epochs * windows.per_epoch, 6))
 
 
 def steps_for_epochs(epochs: float, windows: Windows, rows: int) -> int:

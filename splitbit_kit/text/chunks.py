@@ -25,7 +25,7 @@ def chunks(pieces: Iterable[str], longest: int = LONGEST_CHUNK) -> Iterator[str]
         text += piece
         start = 0
         while len(text) - start > longest:
-            cut = _UP_TO_LAST_CUT.match(text[start : start + longest + 1])
+            cut = _UP_TO_LAST_CUT.match(text[start : start + longest])
             end = start + (cut.end() if cut else longest)
             yield text[start:end]
             start = end

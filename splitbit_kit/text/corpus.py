@@ -162,19 +162,20 @@ def _paths(paths: Sequence[str]) -> Iterator[tuple[str, bool]]:
     seen: set[tuple[int, int]] = set()
     for name in dict.fromkeys(paths):
         path = Path(name)
-        if name == BUILTIN:
-            yield name, False
-        elif not path.exists():
-            raise UsageError(
-                f"{name}: no such file or folder; give text files, folders or {BUILTIN!r}"
-            )
-        elif path.is_dir():
-            if _is_new(path, seen):
-                yield from ((str(member), True) for member in _members(path, seen))
-        elif decoding.kind(name) is None:
-            raise UsageError(f"{name}: unknown kind of file; {_EXPECTED}")
-        elif _is_new(path, seen):
-            yield name, False
+        with decoding.readable(name):
+            if name == BUILTIN:
+                yield name, False
+            elif not path.exists():
+                raise UsageError(
+                    f"{name}: no such file or folder; give text files, folders or {BUILTIN!r}"
+                )
+            elif path.is_dir():
+                if _is_new(path, seen):
+                    yield from ((str(member), True) for member in _members(path, seen))
+            elif decoding.kind(name) is None:
+                raise UsageError(f"{name}: unknown kind of file; {_EXPECTED}")
+            elif _is_new(path, seen):
+                yield name, False
 
 
 def _members(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:

@@ -39,7 +39,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         content = tokenizer_file.content(vocabulary)
-        self._content = content
+        self.content = content  # of tokenizer.json
         self._bytes = tokenizer_file.byte_strings(vocabulary)
         self._characters = {c: (256 + i,) for i, c in enumerate(vocabulary.characters)}
         self._library = tokenizers.Tokenizer.from_str(content.decode())
@@ -96,7 +96,7 @@ class Tokenizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write tokenizer.json, which Hugging Face's library reads too."""
-        Path(path).write_bytes(self._content)
+        Path(path).write_bytes(self.content)
 
     def encode(self, text: str) -> Ids:
         """Return the ids (N,) of a text. Raises SplitbitError at a lone surrogate."""

@@ -27,7 +27,7 @@ from splitbit_kit.api.errors import SplitbitError, UsageError
 from splitbit_kit.text.corpus import ContentHash, Corpus, documents
 from splitbit_kit.text.tokenizer import Tokenizer
 
-FORMAT = "splitbit-kit tokens 1"
+FORMAT = "splitbit-kit tokens 1"  # counts up whenever the same text would give other ids
 HEADER_BYTES = 512
 _CHUNK = 1 << 20  # ids looked at in one go
 

@@ -68,12 +68,8 @@ def choose(
     limit_blas(threads)
 
     def build(name: str, precision: str) -> Backend:
-        try:
-            return registry.offer("backend", name).build(hardware, precision, threads)
-        except SplitbitError:
-            raise
-        except Exception as error:
-            raise SplitbitError(f"backend {name}: {error}") from error
+        built: Backend = registry.build("backend", name, hardware, precision, threads)
+        return built
 
     if backend == "auto":
         names, first = _first_that_works(build, precision, notify)
@@ -118,7 +114,7 @@ def _unpacker(registry: Registry) -> Callable[[PackedTensor, int, int], Array]:
 
     def unpack(packed: PackedTensor, start: int, stop: int) -> Array:
         if packed.format not in built:
-            built[packed.format] = registry.offer("quantizer", packed.format).build()
+            built[packed.format] = registry.build("quantizer", packed.format)
         return built[packed.format].unpack(packed, rows=slice(start, stop))
 
     return unpack

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
 from splitbit_kit.api import PRECISIONS, UsageError
+from splitbit_kit.generate import Sampling
 from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.models.presets import DEFAULT, preset
 from splitbit_kit.text.tokenizer_file import KINDS
@@ -121,8 +122,18 @@ class SampleConfig:
     top_p: float = 0.95
 
     def __post_init__(self) -> None:
-        for key in ("every", "max_tokens", "temperature", "top_k", "top_p"):
-            _at_least(f"sample.{key}", getattr(self, key), 0)
+        _at_least("sample.every", self.every, 0)
+        self.sampling(seed=0)
+
+    def sampling(self, seed: int) -> Sampling:
+        """Return how to choose tokens. Raises UsageError if a value is out of range."""
+        return Sampling(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=seed,
+        )
 
 
 @dataclass(frozen=True)
@@ -165,7 +176,7 @@ class Config:
 
 
 SECTIONS: dict[str, type] = {
-    name: type(section) for name, section in vars(Config()).items() if name != "preset"
+    name: kind for name, kind in get_type_hints(Config).items() if name != "preset"
 }
 _OPEN = ("optimizer", "scheduler")  # their further keys are the plugin's options
 

@@ -14,7 +14,7 @@ from splitbit_kit.formats import jsonl
 from splitbit_kit.formats.checkpoint import newest_valid
 from splitbit_kit.formats.lock import run_lock
 from splitbit_kit.models.decoder import Decoder, parameter_specs
-from splitbit_kit.registry import Registry, options_of
+from splitbit_kit.registry import Registry
 from splitbit_kit.text.batches import Windows, samples_for_epochs, steps_for_epochs
 from splitbit_kit.text.tokenizer import Tokenizer
 from splitbit_kit.training.compute import Compute, choose
@@ -48,7 +48,7 @@ class Run:
 class Surroundings:
     """Where a run finds plugins, and whom it tells what."""
 
-    registry: Registry = field(default_factory=lambda: Registry.load())
+    registry: Registry = field(default_factory=Registry)
     listeners: Sequence[Listener] = ()  # each gets every event
     notify: Callable[[str], None] = lambda line: None  # a line for the user
 
@@ -239,35 +239,16 @@ def _check_lengths(config: Config) -> None:
 
 def _optimizer(registry: Registry, config: Config) -> Optimizer:
     chosen = config.optimizer
-    built: Optimizer = _build(registry, "optimizer", chosen.name, chosen.options)
+    built: Optimizer = registry.build("optimizer", chosen.name, **chosen.options)
     return built
 
 
 def _schedule(registry: Registry, config: Config, steps: int) -> Schedule:
     chosen = config.scheduler
-    fixed = {"lr": config.optimizer.lr, "steps": steps}
-    built: Schedule = _build(registry, "scheduler", chosen.name, chosen.options, fixed)
+    built: Schedule = registry.build(
+        "scheduler", chosen.name, lr=config.optimizer.lr, steps=steps, **chosen.options
+    )
     return built
-
-
-def _build(
-    registry: Registry,
-    kind: str,
-    name: str,
-    options: Mapping[str, Any],
-    fixed: Mapping[str, Any] | None = None,
-) -> Any:
-    """Build an offer, its options checked by name first."""
-    offer = registry.offer(kind, name)
-    fixed = fixed or {}
-    known = [key for key in options_of(offer) if key not in fixed]
-    for key in options:
-        if key not in known:
-            raise UsageError(f"{kind}.{key} is not an option of {name}; it has {', '.join(known)}")
-    try:
-        return offer.build(**options, **fixed)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{kind} {name}: {error}") from error
 
 
 def _as_config(config: Config | Mapping[str, Any] | str | None) -> Config:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import count
 from pathlib import Path
 
@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from splitbit_kit.api import SplitbitError, UsageError
 from splitbit_kit.engine.params import ParameterStore
-from splitbit_kit.formats import durable
-from splitbit_kit.formats.checkpoint import newest_valid
+from splitbit_kit.formats import checkpoint, durable, strict_json
 from splitbit_kit.formats.safetensors import Tensors
 from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.text.tokenizer import Tokenizer
 from splitbit_kit.training.config import Config, from_dict, to_dict
 
 MODEL = "model.safetensors"
+MODEL_FORMAT = "splitbit-kit model 1"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RunFolder:
     def begin(self, config: Config, tokenizer: Tokenizer) -> None:
         """Write what a run needs before its first step. The configuration comes last."""
         durable.make_folder(self.path)
-        tokenizer.save(self.tokenizer)
+        durable.replace_file(self.tokenizer, [tokenizer.content])
         self.write_config(config)
 
     def write_config(self, config: Config) -> None:
@@ -134,7 +134,7 @@ class ModelHeader:
 def model_tensors(params: ParameterStore, header: ModelHeader) -> Tensors:
     """Return what model.safetensors holds. The values are views: save before they change."""
     metadata = {
-        "format": "splitbit-kit model 1",
+        "format": MODEL_FORMAT,
         "model": json.dumps(asdict(header.config), sort_keys=True),
         "vocabulary": str(header.vocabulary),
         "tokenizer_sha256": header.tokenizer_sha256,
@@ -147,34 +147,49 @@ def model_tensors(params: ParameterStore, header: ModelHeader) -> Tensors:
 
 def read_header(model: Tensors, origin: str) -> ModelHeader:
     """Return what a model file says about itself. Raises SplitbitError naming the bad field."""
-    metadata, field = model.metadata, "format"
+    metadata, arrays = model.metadata, model.arrays
+
+    def field(name: str) -> Any:
+        where = f"{origin}: metadata {name}"
+        if name not in metadata:
+            raise SplitbitError(f"{where} is missing; was it written by splitbit-kit?")
+        return strict_json.parse(metadata[name].encode(), where)
+
+    def expect(name: str, sound: bool, what: str) -> None:
+        if not sound:
+            raise SplitbitError(f"{origin}: metadata {name}: {what} is expected")
+
+    expect("format", metadata.get("format") == MODEL_FORMAT, MODEL_FORMAT)
+    vocabulary, shape, step = field("vocabulary"), field("model"), field("step")
+    rows = len(arrays["tok.weight"]) if "tok.weight" in arrays else -1
+    expect("vocabulary", vocabulary == rows, f"{rows}, the rows of tensor tok.weight,")
+    names = {f.name for f in fields(ModelConfig)}
+    expect("model", isinstance(shape, dict) and set(shape) == names, f"{', '.join(names)}")
+    expect("model", shape["layers"] <= len(arrays), f"at most {len(arrays)} layers, one a tensor,")
+    expect("step", type(step) is int and step >= 0, "a count")
+    loss, unseen = field("validation_loss"), field("unseen_ids")
+    expect("validation_loss", loss is None or isinstance(loss, float), "a number or null")
+    expect("unseen_ids", _are_ranges(unseen, vocabulary), "a list of [start, stop) within it")
+    seen = np.ones(vocabulary, np.bool_)
+    for start, stop in unseen:
+        seen[start:stop] = False
     try:
-        if metadata[field] != "splitbit-kit model 1":
-            raise ValueError("'splitbit-kit model 1' is expected")
-        field = "vocabulary"
-        vocabulary = int(metadata[field])
-        if "tok.weight" not in model.arrays or len(model.arrays["tok.weight"]) != vocabulary:
-            raise ValueError(f"{vocabulary} is not the number of rows of tensor tok.weight")
-        field = "model"
-        config = from_dict({"model": json.loads(metadata[field])}).model
-        if config.layers > len(model.arrays):
-            raise ValueError(f"{config.layers} layers, but {len(model.arrays)} tensors")
-        field = "unseen_ids"
-        seen = np.ones(vocabulary, np.bool_)
-        for start, stop in json.loads(metadata[field]):
-            seen[start:stop] = False
-        field = "validation_loss"
-        loss = json.loads(metadata[field])
-        field = "step"
-        step = int(metadata[field])
-        field = "tokenizer_sha256"
-        return ModelHeader(config, vocabulary, metadata[field], step, loss, seen)
-    except KeyError:
-        raise SplitbitError(
-            f"{origin}: metadata {field} is missing; was it written by splitbit-kit?"
-        ) from None
-    except (ValueError, TypeError, MemoryError, UsageError) as error:
-        raise SplitbitError(f"{origin}: metadata {field}: {error}") from None
+        config = from_dict({"model": shape}).model
+    except UsageError as error:
+        raise SplitbitError(f"{origin}: metadata {error}") from None
+    return ModelHeader(
+        config, vocabulary, metadata.get("tokenizer_sha256", ""), step, loss, seen
+    )
+
+
+def _are_ranges(value: Any, size: int) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and all(type(end) is int for end in pair)
+        and 0 <= pair[0] < pair[1] <= size
+        for pair in value
+    )
 
 
 @dataclass(frozen=True)
@@ -184,6 +199,7 @@ class ModelFiles:
     model: Path
     tokenizer: Path
     label: str
+    passed_over: tuple[str, ...] = ()  # a line on each newer checkpoint that is damaged
 
 
 def find_model(path: Path) -> ModelFiles:
@@ -199,14 +215,16 @@ def find_model(path: Path) -> ModelFiles:
         for folder in (run.best, run.final):
             if (folder / MODEL).exists():
                 return ModelFiles(folder / MODEL, run.tokenizer, f"{folder.name} model of {path}")
-        checkpoint, _ = newest_valid(run.checkpoints)
-        if checkpoint is None:
+        found, damaged = checkpoint.newest_valid(run.checkpoints)
+        if found is None:
             raise SplitbitError(f"{path}: the run has no model yet (no valid checkpoint)")
-        newest = checkpoint.path
-        return ModelFiles(newest / MODEL, run.tokenizer, f"checkpoint {newest.name} of {path}")
+        label = f"checkpoint {found.path.name} of {path}"
+        return ModelFiles(found.path / MODEL, run.tokenizer, label, tuple(damaged))
     resolved = path.resolve()
     for owner in (resolved.parent, resolved.parent.parent):
         if (resolved / MODEL).exists() and RunFolder(owner).holds_run():
+            if resolved.parent.name == "checkpoints":
+                checkpoint.load(resolved)  # raises where it is not what was saved
             return ModelFiles(path / MODEL, RunFolder(owner).tokenizer, f"model {path}")
     raise SplitbitError(
         f"{path}: not a model; expected a run folder, or best, final or a checkpoint inside one"

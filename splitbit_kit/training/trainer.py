@@ -21,7 +21,7 @@ from splitbit_kit.evaluate import evaluate
 from splitbit_kit.formats import checkpoint, jsonl
 from splitbit_kit.formats.checkpoint import Checkpoint
 from splitbit_kit.formats.safetensors import Tensors
-from splitbit_kit.generate import Sampling, generate
+from splitbit_kit.generate import generate
 from splitbit_kit.text.batches import Batch, Windows, batch
 from splitbit_kit.training.compute import Compute
 from splitbit_kit.training.config import Config, to_dict
@@ -209,27 +209,20 @@ class Trainer:
         every = sample.every or self.config.train.eval_every
         if progress.sampled == progress.step or not progress.step or not self._due(every):
             return
-        tokenizer = self.data.tokenizer
-        prompt = sample.prompt
         text = "".join(
             generate(
                 self.learner.decoder,
                 self.compute,
-                tokenizer,
-                prompt,
-                Sampling(
-                    max_tokens=sample.max_tokens,
-                    temperature=sample.temperature,
-                    top_k=sample.top_k,
-                    top_p=sample.top_p,
-                    seed=self.config.train.seed + progress.step,
-                ),
+                self.data.tokenizer,
+                sample.prompt,
+                sample.sampling(self.config.train.seed + progress.step),
                 seen=self.data.seen,
+                table=self._inference,
                 check=self._stop_if_asked,
             )
         )
         progress.sampled = progress.step
-        self._emit(SampleWritten(progress.step, prompt, text))
+        self._emit(SampleWritten(progress.step, sample.prompt, text))
 
     def _save_if_due(self) -> None:
         every = self.config.checkpoint.save_every
@@ -253,7 +246,10 @@ class Trainer:
         }
         tensors = {"model": self._model(), "optimizer": Tensors(self.learner.state, {})}
         path = checkpoint.save(self.folder.checkpoints, tensors, state)
-        checkpoint.prune(self.folder.checkpoints, self.config.checkpoint.keep)
+        try:
+            checkpoint.prune(self.folder.checkpoints, self.config.checkpoint.keep)
+        except SplitbitError as error:  # the new one stands; an old one too many does no harm
+            self._notify(str(error))
         best = progress.best_step == progress.step
         self._emit(CheckpointSaved(progress.step, path, best))
 

@@ -88,13 +88,13 @@ def test_it_trains(config: ModelConfig) -> None:
         model = learner(config, *names)
         curves.append([model.step(step, batches()).loss for step in range(20)])
     assert curves[0][-1] < curves[0][0] - 0.5
-    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-2)
+    np.testing.assert_allclose(curves[0], curves[1], atol=0.03)
 
 
 @FAMILIES
 def test_every_site_says_where_it_came_from(config: ModelConfig) -> None:
     found = origins(learner(config, "test", "numpy"))
-    assert {op: found.pop(op) for op in BLOCKS} == dict.fromkeys(BLOCKS, {"test"})
+    assert {op: found.pop(op) for op in BLOCKS} == {op: {"test"} for op in BLOCKS}
     assert found.pop("head_loss") == {"parts"}
     assert set.union(*found.values()) == {"numpy"}
     assert "attention" not in found  # it is inside the block
@@ -105,7 +105,7 @@ def test_a_declined_site_falls_to_its_parts(config: ModelConfig) -> None:
     dropping = replace(config, dropout=0.2)
     ours, numpy = learner(dropping, "test", "numpy"), learner(dropping, "numpy")
     found = origins(ours)
-    assert {op: found.pop(op) for op in BLOCKS} == dict.fromkeys(BLOCKS, {"parts"})
+    assert {op: found.pop(op) for op in BLOCKS} == {op: {"parts"} for op in BLOCKS}
     assert found["attention"] == found["dropout"] == {"numpy"}
     assert ours.gradients(0, batches()) == numpy.gradients(0, batches())
     np.testing.assert_array_equal(ours.grads.flat, numpy.grads.flat)
@@ -114,7 +114,7 @@ def test_a_declined_site_falls_to_its_parts(config: ModelConfig) -> None:
 @FAMILIES
 def test_behind_a_backend_that_offers_the_parts_it_is_not_used(config: ModelConfig) -> None:
     found = origins(learner(config, "numpy", "test"))
-    assert {op: found.pop(op) for op in BLOCKS} == dict.fromkeys(BLOCKS, {"parts"})
+    assert {op: found.pop(op) for op in BLOCKS} == {op: {"parts"} for op in BLOCKS}
 
 
 @FAMILIES

@@ -112,6 +112,8 @@ def test_load_copies_by_name_and_keeps_the_gaps_zero() -> None:
     ("change", "message"),
     [
         ({"plain": None}, "some file: tensor plain is missing"),
+        ({"stranger": np.zeros(2)}, "some file.*stranger"),
+        ({"plain": np.zeros((2, 2), np.int64)}, "some file.*plain.*int64"),
         ({"plain": np.zeros((2, 3))}, r"some file: tensor plain has shape \(2, 3\).*\(2, 2\)"),
     ],
 )

@@ -39,7 +39,7 @@ def refused(path):
     assert message.startswith(str(path))
     assert "\n" not in message
     assert len(message) < len(str(path)) + 500
-    return message
+    return message.removeprefix(str(path))  # whose name has the name of the test in it
 
 
 def assert_same(found, expected):

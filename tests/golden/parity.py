@@ -33,8 +33,9 @@ class Case:
 
     name: str
     config: ModelConfig
-    batch: int
+    batch: int  # sequences in all micro-batches of a step
     steps: int
+    micro_batches: int = 1
 
 
 _SMALL = {"layers": 2, "heads": 4, "width": 64, "context": 32}
@@ -49,7 +50,13 @@ CASES = (
     ),
     Case("gpt2-bias", ModelConfig("gpt2", **_SMALL, bias=True), 8, 10),
     Case("gpt2-untied", ModelConfig("gpt2", **_SMALL, tied=False), 8, 10),
-    Case("gpt2-dropout", ModelConfig("gpt2", **_SMALL, bias=True, dropout=0.2), 8, 10),
+    Case(
+        "gpt2-dropout",
+        ModelConfig("gpt2", **_SMALL, bias=True, dropout=0.2),
+        8,
+        10,
+        micro_batches=2,
+    ),
     Case(
         "llama-untied-dropout",
         ModelConfig("llama", **_SMALL, kv_heads=1, tied=False, dropout=0.1),
@@ -79,13 +86,14 @@ class Text:
         ids = {c: i for i, c in enumerate(common)}
         self.ids = np.array([ids.get(c, VOCABULARY - 1) for c in text], np.int32)
 
-    def batch(self, case: Case, step: int) -> tuple[Array, Array]:  # (B, T), (B, T)
-        """Return the ids and the targets of one step; the windows' places are plain arithmetic."""
+    def batches(self, case: Case, step: int) -> list[tuple[Array, Array]]:  # (B, T), (B, T)
+        """Return ids and targets of each micro-batch; the windows' places are plain arithmetic."""
         context = case.config.context
         windows = step * case.batch + np.arange(case.batch)
         first = windows * 7919 % (self.ids.size - context)
         rows = self.ids[first[:, None] + np.arange(context + 1)]
-        return rows[:, :-1], rows[:, 1:]
+        parts = np.split(rows, case.micro_batches)
+        return [(part[:, :-1], part[:, 1:]) for part in parts]
 
 
 def starting_weights(case: Case, dtype: Any) -> ParameterStore:

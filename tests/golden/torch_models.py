@@ -45,7 +45,7 @@ class Dropout:
     rate: float
     seed: int
     step: int
-    micro_batch: int = 0
+    micro_batch: int
 
     def __call__(self, x: Tensor, site: int) -> Tensor:
         """Return x with the elements dropped that the seed, the step and the site say."""
@@ -60,7 +60,7 @@ class Dropout:
         return x * torch.from_numpy(kept).view(x.shape) / (1 - self.rate)
 
 
-def losses(
+def mean_loss(
     config: ModelConfig, w: Mapping[str, Tensor], ids: Tensor, targets: Tensor, drop: Dropout
 ) -> Tensor:  # ids (B, T), targets (B, T) -> ()
     """Return the mean loss over all targets, in nats."""

@@ -138,4 +138,5 @@ def test_epochs_in_samples_and_steps():
     assert samples_for_epochs(1, windows) == 99
     assert steps_for_epochs(1, windows, 12) == 9
     assert steps_for_epochs(3, windows, 12) == 25
+    assert samples_for_epochs(1.1, Windows(110, 10, seed=0)) == 11
     assert steps_for_epochs(0.5, windows, 10) == 5

@@ -102,9 +102,10 @@ def test_members_that_are_not_text_are_skipped_with_a_reason(tmp_path):
 
 
 def test_a_skipped_file_leaves_no_trace_in_the_hash(tmp_path):
+    late = b'{"text": "a row"}\n' * 100_000 + b"\xff"  # found bad in the second piece
     clean = scan([fill(tmp_path / "clean", a_txt="a", c_txt="c")])
-    mixed = scan([fill(tmp_path / "mixed", a_txt="a", b_txt=b"x" * (1 << 21) + b"\xff", c_txt="c")])
-    assert len(mixed.skipped) == 1
+    mixed = scan([fill(tmp_path / "mixed", a_txt="a", b_jsonl=late, b_txt=late, c_txt="c")])
+    assert len(mixed.skipped) == 2
     assert mixed.sha256 == clean.sha256
 
 

@@ -161,6 +161,7 @@ def test_sizes():
     assert TRAINED["byte"].vocab_size == 257
     assert TRAINED["char"].vocab_size == 257 + len(set(CORPUS))
     assert Tokenizer.train("bpe", ["ab " * 40], 30_000).vocab_size < 270, "merges run out"
+    assert Tokenizer.train("bpe", ["abcdefgh"], 300).vocab_size == 257, "no pair occurs twice"
     assert Tokenizer.train("bpe", [""], 300).vocab_size == 257
     assert Tokenizer.train("bpe", [CORPUS], 257).vocab_size == 257
     assert Tokenizer.train("char", []).vocab_size == 257
@@ -176,7 +177,7 @@ def test_too_small_a_vocabulary_names_the_least(size):
 
 
 def test_few_characters_are_the_frequent_ones_with_ties_by_code_point():
-    tokenizer = Tokenizer.train("char", ["ccc", "bbé", "dd"], 259)
+    tokenizer = Tokenizer.train("char", ["dd", "ccc", "bbé"], 259)
     assert [tokenizer.decode([i]) for i in (256, 257)] == ["b", "c"]
     assert tokenizer.encode("cbdé").tolist() == [257, 256, 0x64, 0xC3, 0xA9]
 

@@ -119,6 +119,13 @@ def test_what_is_no_tokenizer_is_refused_in_one_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
+def test_a_key_that_stands_twice_is_refused(tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes(tokenizer_file.content(VOCABULARIES[0])[:-1] + b',"version":"1.0"}')
+    with pytest.raises(SplitbitError, match="the key 'version' stands twice"):
+        tokenizer_file.read(file)
+
+
 def test_a_file_cut_short_anywhere_is_refused(tmp_path):
     file = tmp_path / "tokenizer.json"
     content = tokenizer_file.content(VOCABULARIES[0])

@@ -91,6 +91,7 @@ def damage_bit(data):
         damage_bit,
         lambda data: data[:-2],
         lambda data: data[:-1],
+        lambda data: data + b"\0",
         lambda data: data + b"\0\0",
         lambda data: b"",
         lambda data: data[:100],

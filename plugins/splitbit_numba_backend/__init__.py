@@ -1,0 +1,1 @@
+"""The Numba backend's package. It offers nothing yet."""

@@ -1,0 +1,352 @@
+"""The verb `train`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from splitbit_kit.cli.options import (
+    CONTEXT,
+    compute_options,
+    config_option,
+    given,
+    json_option,
+    option,
+)
+from splitbit_kit.cli.output import emit, people
+from splitbit_kit.cli.settings import Settings
+
+if TYPE_CHECKING:
+    from splitbit_kit.api import RunEnded, RunStarted
+
+JSON_KEYS = {
+    "run": "the run folder",
+    "preset": "the preset's name",
+    "parameters": "how many numbers are trained",
+    "backend": "the backends, the preferred first",
+    "precision": "fp32, bf16 or fp64",
+    "threads": "threads computed with",
+    "reason": "finished; or interrupted, and then the exit code is 130",
+    "total_steps": "optimizer steps made, those before a resume included",
+    "epochs": "passes over the training text",
+    "best_loss": "lowest validation loss in nats a token; null if none was measured",
+    "final_loss": "newest validation loss in nats a token; null if none was measured",
+    "total_time_s": "seconds spent on the run, evaluations and samples included",
+    "tokens_per_second": "tokens trained on in a second of that time",
+}
+
+PRESET = "the preset's"
+
+
+def share_or_file(value: str) -> float | str:
+    """Return a number where the text is one, otherwise the absolute path."""
+    try:
+        return float(value)
+    except ValueError:
+        return str(Path(value).resolve())
+
+
+def preset_names() -> str:
+    """Return the names of the presets, for a help text, which must do without NumPy."""
+    text = files("splitbit_kit.models").joinpath("presets.toml").read_text("utf-8")
+    return ", ".join(tomllib.loads(text))
+
+
+@click.command("train", context_settings=CONTEXT)
+@click.argument(
+    "texts",
+    nargs=-1,
+    metavar="[TEXTS]...",
+    type=click.Path(path_type=Path),
+    panel="Text",
+    help="Files (.txt, .jsonl, .gz of either) and folders; none: the built-in corpus.",
+)
+@config_option(
+    "--encoding",
+    key="data.encoding",
+    default_text="by byte-order mark, else UTF-8",
+    metavar="NAME",
+    panel="Text",
+    help="Encoding of the texts.",
+)
+@config_option(
+    "--validation",
+    key="data.validation",
+    default_text="0.1",
+    type=share_or_file,
+    metavar="FILE|SHARE",
+    panel="Text",
+    help="Text for validation, never trained on: a file, or the last share of the tokens.",
+)
+@config_option(
+    "--strict",
+    key="data.strict",
+    default_text="off",
+    is_flag=True,
+    panel="Text",
+    help="Take files in a folder that are not text for an error.",
+)
+@option(
+    "--preset",
+    default_text="tiny-llama",
+    metavar="NAME",
+    panel="Model",
+    help=f"What to start from: {preset_names()}.",
+)
+@option(
+    "--config",
+    "file",
+    default_text="none",
+    metavar="FILE.toml",
+    type=click.Path(path_type=Path),
+    panel="Model",
+    help="Settings, section by section; they win over the preset.",
+)
+@option(
+    "--set",
+    "assignments",
+    multiple=True,
+    default_text="none",
+    metavar="KEY=VALUE",
+    panel="Model",
+    help="One setting, such as model.layers=6; wins over the file. Repeatable.",
+)
+@config_option(
+    "--steps",
+    key="train.steps",
+    default_text=PRESET,
+    type=int,
+    metavar="N",
+    panel="Training",
+    help="Optimizer steps; they win over --epochs.",
+)
+@config_option(
+    "--epochs",
+    key="train.epochs",
+    default_text=PRESET,
+    type=float,
+    metavar="X",
+    panel="Training",
+    help="Passes over the training text.",
+)
+@config_option(
+    "--batch-size",
+    key="train.batch_size",
+    default_text=PRESET,
+    type=int,
+    metavar="N",
+    panel="Training",
+    help="Sequences in a micro-batch.",
+)
+@config_option(
+    "--seq-len",
+    key="train.seq_len",
+    default_text="the preset's, else the context",
+    type=int,
+    metavar="N",
+    panel="Training",
+    help="Tokens in a sequence.",
+)
+@config_option(
+    "--grad-accum",
+    key="train.grad_accum",
+    default_text="the preset's, else 1",
+    type=int,
+    metavar="N",
+    panel="Training",
+    help="Micro-batches in a step.",
+)
+@config_option(
+    "--seed",
+    key="train.seed",
+    default_text="1",
+    type=int,
+    metavar="N",
+    panel="Training",
+    help="What all randomness comes from.",
+)
+@config_option(
+    "--lr",
+    key="optimizer.lr",
+    default_text="the preset's, else 0.001",
+    type=float,
+    metavar="X",
+    panel="Optimizer",
+    help="Highest learning rate.",
+)
+@config_option(
+    "--grad-clip",
+    key="train.grad_clip",
+    default_text="1.0",
+    type=float,
+    metavar="X",
+    panel="Optimizer",
+    help="Greatest norm of the whole gradient; 0 clips nothing.",
+)
+@config_option(
+    "--optimizer",
+    key="optimizer.name",
+    default_text="the preset's, else adamw",
+    metavar="NAME",
+    panel="Optimizer",
+    help="See splitbit-kit list-plugins --kind optimizer.",
+)
+@config_option(
+    "--scheduler",
+    key="scheduler.name",
+    default_text="the preset's, else cosine",
+    metavar="NAME",
+    panel="Optimizer",
+    help="Learning-rate schedule; see splitbit-kit list-plugins --kind scheduler.",
+)
+@compute_options
+@config_option(
+    "--eval-every",
+    key="train.eval_every",
+    default_text="a tenth of the run",
+    type=int,
+    metavar="STEPS",
+    panel="Run folder",
+    help="Measure the validation loss so often.",
+)
+@config_option(
+    "--save-every",
+    key="checkpoint.save_every",
+    default_text="--eval-every",
+    type=int,
+    metavar="STEPS",
+    panel="Run folder",
+    help="Save a checkpoint so often.",
+)
+@config_option(
+    "--sample-every",
+    key="sample.every",
+    default_text="--eval-every",
+    type=int,
+    metavar="STEPS",
+    panel="Run folder",
+    help="Let the model write a sample so often.",
+)
+@option(
+    "--out",
+    default_text="runs/PRESET-N, a new one",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    panel="Run folder",
+    help="Where the run goes.",
+)
+@option(
+    "--overwrite",
+    is_flag=True,
+    default_text="off",
+    panel="Run folder",
+    help="Replace the run that is in --out.",
+)
+@option(
+    "--resume",
+    default_text="a new run",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    panel="Run folder",
+    help="Go on with a run from its newest checkpoint. Only --steps, --epochs, --backend, "
+    "--eval-every, --save-every and --sample-every may change.",
+)
+@json_option
+@click.pass_context
+def command(
+    context: click.RichContext,
+    /,
+    texts: tuple[Path, ...],
+    preset: str | None,
+    file: Path | None,
+    assignments: tuple[str, ...],
+    out: Path | None,
+    overwrite: bool,
+    resume: Path | None,
+    as_json: bool,
+    **flags: Any,  # those that stand for keys of the configuration; see `given`
+) -> None:
+    """Train a language model on text.
+
+    Without arguments a small model learns the built-in corpus in about three minutes. A preset
+    gives every setting; --config, --set and the other options, in that order, win over it.
+
+    Ctrl-C saves and stops; a second one stops at once. Either way --resume goes on from the
+    newest checkpoint, and ends with the same bits as if nothing had happened.
+
+    \b
+    Examples:
+      splitbit-kit train
+      splitbit-kit train texts/ more.txt --preset nanogpt-laptop --out runs/bard
+      splitbit-kit train texts/ --steps 2000 --set model.layers=6
+      splitbit-kit train --resume runs/bard --steps 4000
+    """
+    from splitbit_kit.cli.console import training_view
+    from splitbit_kit.training import run
+    from splitbit_kit.training.config import build_config
+    from splitbit_kit.training.signals import EXIT_CODE
+    from splitbit_kit.training.trainer import Interrupted
+
+    settings: Settings = context.obj
+    view = training_view(people(as_json))
+    registry = settings.registry(view.notify)
+    around = run.Surroundings(registry, (view, registry.event), view.notify)
+    interrupted = False
+    try:
+        if resume is None:
+            config = build_config(preset, file, assignments, given(context))
+            run.train(config, texts, out, overwrite=overwrite, around=around)
+        else:
+            refuse_with_resume(resume, file, out, overwrite)
+            run.resume(resume, changes(context, texts, preset, assignments), around=around)
+    except Interrupted:
+        interrupted = True
+    finally:
+        view.close()
+    if as_json and view.started and view.ended:
+        emit(JSON_KEYS, values(view.started, view.ended))
+    if interrupted:
+        context.exit(EXIT_CODE)
+
+
+def refuse_with_resume(resume: Path, file: Path | None, out: Path | None, overwrite: bool) -> None:
+    """Raise UsageError for what makes no sense beside --resume, whatever the run is."""
+    from splitbit_kit.api import UsageError
+
+    if file is not None:
+        raise UsageError("--config: a resumed run keeps its settings; say what changes by options")
+    if out is not None and out.resolve() != resume.resolve():
+        raise UsageError(f"--out: a resumed run stays where it is, in {resume}")
+    if overwrite:
+        raise UsageError("--overwrite: a run is either replaced or resumed; leave one of them out")
+
+
+def changes(
+    context: click.Context, texts: Sequence[Path], preset: str | None, assignments: Sequence[str]
+) -> dict[str, Any]:
+    """Return all that was said about a run to resume, for the run to judge: key -> value."""
+    from splitbit_kit.training.config import parse_assignment
+
+    found: dict[str, Any] = {}
+    if preset is not None:
+        found["preset"] = preset
+    if texts:
+        found["data.paths"] = [str(path.resolve()) for path in texts]
+    return {**found, **dict(map(parse_assignment, assignments)), **given(context)}
+
+
+def values(started: RunStarted, ended: RunEnded) -> dict[str, Any]:
+    """Return what --json reports of a run."""
+    return {
+        "run": str(started.folder),
+        "preset": started.config["preset"],
+        "parameters": started.parameters,
+        **started.config["compute"],
+        "reason": ended.reason,
+        **ended.statistics,
+    }

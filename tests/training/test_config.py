@@ -1,0 +1,121 @@
+"""Configuration: four sources in order, every key checked, every message with a fix."""
+
+import re
+import tomllib
+
+import pytest
+import tomli_w
+
+from splitbit_kit.api import UsageError
+from splitbit_kit.models.config import ModelConfig
+from splitbit_kit.models.presets import preset_names
+from splitbit_kit.training.config import build_config, from_dict, to_dict
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_valid(name):
+    config = build_config(name)
+    assert config.preset == name
+    assert config.train.seq_len in (0, config.model.context) or name.startswith("bench")
+
+
+def test_later_sources_win(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'preset = "nanogpt-laptop"\n[train]\nsteps = 10\nbatch_size = 3\nseed = 7\n', "utf-8"
+    )
+    config = build_config(
+        None, file, ["train.batch_size=4", "train.seed=8"], {"train.seed": 9, "optimizer.lr": 0.5}
+    )
+    assert config.preset == "nanogpt-laptop"  # from the file
+    assert config.model.width == 128  # from the preset
+    assert config.train.steps == 10  # file over preset
+    assert config.train.batch_size == 4  # --set over file
+    assert config.train.seed == 9  # flag over --set
+    assert config.optimizer.lr == 0.5
+    assert build_config("tiny-llama", file).preset == "tiny-llama"  # a flag over the file
+
+
+def test_epochs_of_a_later_source_replace_the_steps_of_an_earlier():
+    assert build_config("nanogpt-laptop").train.steps == 2000
+    assert build_config("nanogpt-laptop", flags={"train.epochs": 2}).train.steps == 0
+    both = build_config("nanogpt-laptop", flags={"train.epochs": 2, "train.steps": 5}).train
+    assert (both.steps, both.epochs) == (5, 2)  # steps win where both are said
+
+
+def test_round_trip_through_toml():
+    config = build_config(None, None, ["optimizer.beta1=0.8", "scheduler.warmup_steps=3"])
+    assert config.optimizer.options["beta1"] == 0.8
+    assert from_dict(tomllib.loads(tomli_w.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("train.step=5", "train.step is not a key of train; did you mean steps?"),
+        ("trian.steps=5", "section 'trian' is not known; did you mean train?"),
+        ("train.steps", "section.key=value is expected"),
+        ("steps=5", "section.key=value is expected"),
+        ("train.steps=many", "train.steps: expected `int`, got `str`"),
+        ("train.steps=-1", "train.steps: -1 is below 0"),
+        ("train.steps=1.5", "train.steps: expected `int`, got `float`"),
+        ("train.batch_size=0", "train.batch_size: 0 is below 1"),
+        ("train.grad_clip=nan", "train.grad_clip: nan is below 0"),
+        ("train.non_finite=panic", "'panic' is not one of stop, skip"),
+        ("tokenizer.kind=wordpiece", "'wordpiece' is not one of"),
+        ("data.validation=1.5", "not a share between 0 and 1"),
+        ("optimizer.lr=0", "optimizer.lr: 0.0 is not above 0"),
+        ("compute.precision=fp16", "'fp16' is not one of auto, bf16, fp32, fp64"),
+        ("model.family=bert", "'bert' is not one of gpt2, llama"),
+        ("model.layers=0", "model.layers: 0 is below 1"),
+        ("model.dropout=1", "model.dropout: 1.0 is not in 0 .. 1"),
+        ("checkpoint.keep=1", "checkpoint.keep: 1 is below 2"),
+    ],
+)
+def test_a_bad_key_or_value_is_named(assignment, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        build_config(None, None, [assignment])
+
+
+def test_a_bad_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"none\.toml: cannot be read"):
+        build_config(None, tmp_path / "none.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[train\n", "utf-8")
+    with pytest.raises(UsageError, match=r"bad\.toml: not valid TOML"):
+        build_config(None, bad)
+    bad.write_text("train = 5\n", "utf-8")
+    with pytest.raises(UsageError, match="train: a section is expected"):
+        build_config(None, bad)
+
+
+def test_an_unknown_preset_suggests_the_nearest():
+    with pytest.raises(UsageError, match="did you mean nanogpt-laptop"):
+        build_config("nanogpt-labtop")
+
+
+class TestModelShape:
+    def test_odd_head_size_with_rotary_is_refused_with_widths_that_work(self):
+        with pytest.raises(UsageError, match=r"520 with 8 heads .* use width 512 or 528"):
+            ModelConfig(family="llama", width=520, heads=8)
+
+    def test_heads_that_do_not_divide_the_width_are_refused_with_heads_that_do(self):
+        with pytest.raises(UsageError, match=r"1600 with 48 heads .* 1584 or 1632; or .*50"):
+            ModelConfig(family="gpt2", width=1600, heads=48)
+
+    @pytest.mark.parametrize("suggestion", [512, 528])
+    def test_the_suggested_widths_do_work(self, suggestion):
+        assert ModelConfig(family="llama", width=suggestion, heads=8).head_size % 2 == 0
+
+    def test_kv_heads_must_divide_heads(self):
+        with pytest.raises(UsageError, match="use one of 1, 2, 3, 6"):
+            ModelConfig(family="llama", width=96, heads=6, kv_heads=4)
+
+    def test_defaults_of_hidden(self):
+        assert ModelConfig(family="gpt2", width=128).hidden == 512
+        assert ModelConfig(family="llama", width=256).hidden == 768
+        assert ModelConfig(family="llama", width=512).hidden == 1536
+
+    def test_llama_has_no_biases(self):
+        with pytest.raises(UsageError, match="no biases"):
+            ModelConfig(family="llama", bias=True)
