@@ -50,7 +50,8 @@ def evaluate(
     for batch in evaluation_batches(ids, seq_len, rows, limit):
         check()
         weights = np.zeros(batch.ids.size, compute.dtype)  # no gradient is wanted
-        nll = decoder.loss(Tape(table, ctx), batch, batch.targets, weights, train=False)
+        with np.errstate(all="ignore"):  # a loss that is not finite says so itself
+            nll = decoder.loss(Tape(table, ctx), batch, batch.targets, weights, train=False)
         total += float(np.sum(nll, dtype=np.float64))
         tokens += batch.ids.size
         size += int(byte_lengths[batch.targets].sum())

@@ -413,10 +413,8 @@ class Registry:
         """
 
         def rank(plugin: Plugin) -> int:
-            implementations = plugin.hooks[hook].get_hookimpls()
-            return sum(i.trylast for i in implementations) - sum(
-                i.tryfirst for i in implementations
-            )
+            own: Sequence[pluggy.HookImpl] = plugin.hooks[hook].get_hookimpls()
+            return sum(each.trylast - each.tryfirst for each in own)
 
         return sorted((p for p in reversed(self.plugins) if hook in p.hooks), key=rank)
 

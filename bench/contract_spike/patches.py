@@ -5,6 +5,7 @@ Throwaway: each goes once the engine has it. `run.py --patched` applies all of t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -19,24 +20,29 @@ from splitbit_kit.training import learner
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-# ---- workspace: a loan is an array too, made by C code; sizes are worked out once a shape
+# ---- workspace: loans come home without running Python; sizes are worked out once a shape
 
 
 class Memory(np.ndarray):
     """A type of its own, so that NumPy does not look through a loan to what it was made of."""
 
+    loan: Any = None  # the reference that tells of the loan's end must itself live until then
+
 
 class Loan(np.ndarray):
-    home: list[Memory] | None = None
+    """The base of what is handed out: it dies with the last view."""
 
-    def __del__(self) -> None:
-        if self.home is not None:
-            self.home.append(self.base)
+
+class Ending(weakref.ref):  # type: ignore[type-arg]
+    """Put into the list of free memory, by list.append itself, when its loan dies."""
+
+    __slots__ = ("memory",)
 
 
 def pool_init(self: Any) -> None:
     self._free = {}
     self._places = {}
+    self._memories = []  # held here too: a loan that dies in a cycle must still come home
     self.allocated_bytes = 0
 
 
@@ -44,14 +50,16 @@ def take(self: Any, shape: Sequence[int], dtype: Any) -> Array:
     place = self._places.get((shape, dtype))
     if place is None:
         place = _find_place(self, shape, dtype)
-    free, size, dtype = place
+    free, home, size = place
     if free:
-        memory = free.pop()
+        memory = free.pop().memory
     else:
         memory = workspace.aligned((size,), np.uint8).view(Memory)
+        self._memories.append(memory)
         self.allocated_bytes += size
     loan = memory.view(Loan)
-    loan.home = free
+    memory.loan = ending = Ending(loan, home)
+    ending.memory = memory
     return np.ndarray(shape, dtype, loan)
 
 
@@ -60,7 +68,8 @@ def _find_place(self: Any, shape: Sequence[int], dtype: Any) -> Any:
     size = workspace._bucket(max(prod(shape) * exact.itemsize, 1))
     if len(self._places) > 4096:  # shapes that never come back
         self._places.clear()
-    place = self._places[shape, dtype] = self._free.setdefault(size, []), size, exact
+    free = self._free.setdefault(size, [])
+    place = self._places[shape, dtype] = free, free.append, size
     return place
 
 

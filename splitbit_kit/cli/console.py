@@ -191,7 +191,13 @@ class LiveView(TrainingView):
 
     def _begin(self, event: RunStarted) -> None:
         def start() -> None:
-            self._progress.update(self._task, total=event.steps, completed=event.step, visible=True)
+            self._progress.update(
+                self._task,
+                total=event.steps,
+                completed=event.step,
+                description="evaluating",  # the first thing that is done
+                visible=True,
+            )
             self._progress.start()
             self._console.show_cursor(True)  # nobody could bring it back after a kill
 

@@ -69,8 +69,9 @@ class Learner:
         Raises NonFiniteError, with the weights untouched, if the loss or a gradient is not finite.
         """
         tokens = sum(batch.ids.size for batch in micro_batches)
-        loss = self.gradients(step, micro_batches)
-        norm = sqrt(self._flat_ops["squared_norm"](self.grads.flat))
+        with np.errstate(all="ignore"):  # what overflows is found just below, and named
+            loss = self.gradients(step, micro_batches)
+            norm = sqrt(self._flat_ops["squared_norm"](self.grads.flat))
         if not (isfinite(loss) and isfinite(norm)):
             raise NonFiniteError(self._what_is_bad(step, loss, norm))
         lr = self.schedule(step)

@@ -168,6 +168,12 @@ def _trainer(
     )
     data = prepare(config.data, tokenizer or config.tokenizer, seq_len, notify)
     config, windows = resolve(config, data, compute)
+    warmup = config.scheduler.options.get("warmup_steps", 0)
+    if warmup >= config.train.steps:
+        notify(
+            f"warm-up of {warmup} steps is no shorter than the run of {config.train.steps}: "
+            "the learning rate never reaches its peak; lower scheduler.warmup_steps"
+        )
     specs = parameter_specs(config.model, data.tokenizer.vocab_size)
     params = ParameterStore(specs, compute.dtype)
     params.initialise(specs, config.train.seed)

@@ -61,9 +61,7 @@ def test_everything_explains_itself_without_any_plugin(site: Any) -> None:
     assert not registry.installed
     for kind in KINDS:
         assert registry.names(kind) == []
-        with pytest.raises(
-            SplitbitError, match=r"splitbit-kit is not installed.*pip install -e \."
-        ):
+        with pytest.raises(SplitbitError, match=r"not installed.*pip install -e \."):
             registry.offer(kind, "adamw")
     assert registry.probe().threads >= 1
 
@@ -231,9 +229,7 @@ def test_an_option_that_means_no_plugin_is_refused(
     site: Any, optimizer: Code, options: PluginOptions, where: str
 ) -> None:
     site.install("good", optimizer("x"))
-    with pytest.raises(
-        UsageError, match="gooood: there is no such plugin; did you mean good?"
-    ) as e:
+    with pytest.raises(UsageError, match=r"gooood: .*; did you mean good\?") as e:
         site.registry(options=options)
     assert str(e.value).startswith(where)
 

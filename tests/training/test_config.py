@@ -67,7 +67,7 @@ def test_round_trip_through_toml():
         ("optimizer.lr=0", "optimizer.lr: 0.0 is not above 0"),
         ("compute.precision=fp16", "'fp16' is not one of auto, bf16, fp32, fp64"),
         ("model.family=bert", "'bert' is not one of gpt2, llama"),
-        ("model.layers=0", "model.layers: 0 is below 1"),
+        ("model.layers=0", "model.layers: 0 is not in 1 .. 1048576"),
         ("model.dropout=1", "model.dropout: 1.0 is not in 0 .. 1"),
         ("checkpoint.keep=1", "checkpoint.keep: 1 is below 2"),
     ],

@@ -1,0 +1,225 @@
+"""A run that is stopped anywhere and resumed ends with the bits of one left alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from splitbit_kit.api import SplitbitError, StepDone, UsageError
+from splitbit_kit.formats import checkpoint, jsonl, safetensors
+from splitbit_kit.training import trainer as trainer_module
+from splitbit_kit.training.trainer import Interrupted, Trainer
+
+PARTS = ("model", "optimizer")
+
+
+def newest(folder):
+    found, _ = checkpoint.newest_valid(folder / "checkpoints")
+    return found
+
+
+def assert_same_bits(a, b):
+    one, other = newest(a), newest(b)
+    for part in PARTS:
+        x, y = one.tensors[part].arrays, other.tensors[part].arrays
+        assert x.keys() == y.keys()
+        for name in x:
+            assert x[name].tobytes() == y[name].tobytes(), name
+    ignored = {"seconds"}
+    assert {k: v for k, v in one.state.items() if k not in ignored} == {
+        k: v for k, v in other.state.items() if k not in ignored
+    }
+    for which in ("best", "final"):
+        x, y = (safetensors.read(f / which / "model.safetensors") for f in (a, b))
+        assert x.metadata == y.metadata
+        for name in x.arrays:
+            assert x.arrays[name].tobytes() == y.arrays[name].tobytes(), (which, name)
+
+
+def figures(folder):
+    rows = jsonl.read(folder / "metrics.jsonl")
+    drop = {"seconds", "total_time_s", "tokens_per_second"}
+    return [{k: v for k, v in row.items() if k not in drop} for row in rows if row["kind"] != "end"]
+
+
+@pytest.fixture
+def stopping(monkeypatch):
+    """Ask the run to stop, as a signal would, when it looks for the n-th time."""
+
+    def at(look):
+        seen = {"looks": 0}
+
+        def stop_if_asked(self):
+            seen["looks"] += 1
+            if seen["looks"] == look:
+                raise Interrupted
+
+        monkeypatch.setattr(Trainer, "_stop_if_asked", stop_if_asked)
+        return seen
+
+    return at
+
+
+@pytest.mark.parametrize("extra", [{}, {"model.dropout": 0.3}, {"train.grad_accum": 3}])
+def test_stopped_at_any_moment_and_resumed(tiny, again, stopping, tmp_path, extra):
+    whole, _, _ = tiny("whole", **extra)
+    look, looks = 1, stopping(10**9)
+    tiny("count", **extra)
+    total = looks["looks"]
+    assert total > 20
+    for look in range(1, total + 1, max(1, total // 7)):
+        stopping(look)
+        name = f"stopped-{look}"
+        with pytest.raises(Interrupted):
+            tiny(name, **extra)
+        stopping(10**9)
+        again(name)
+        assert_same_bits(whole.folder, tmp_path / name)
+        assert figures(tmp_path / name) == figures(whole.folder)
+
+
+def test_killed_between_checkpoints_and_resumed(tiny, again, tmp_path, monkeypatch):
+    whole, _, _ = tiny("whole")
+    real = Trainer._one_step
+
+    class Killed(BaseException):
+        pass
+
+    for kill in (1, 3, 6):
+        def one_step(self, kill=kill):
+            if self.progress.step == kill:
+                raise Killed
+            real(self)
+
+        monkeypatch.setattr(Trainer, "_one_step", one_step)
+        with pytest.raises(Killed):
+            tiny(f"killed-{kill}")
+        monkeypatch.setattr(Trainer, "_one_step", real)
+        again(f"killed-{kill}")
+        assert_same_bits(whole.folder, tmp_path / f"killed-{kill}")
+        assert figures(tmp_path / f"killed-{kill}") == figures(whole.folder)
+
+
+def test_more_steps_span_the_schedule_anew(tiny, again):
+    tiny()
+    run, events, _ = again("run", {"train.steps": 16})
+    steps = [event for event in events if isinstance(event, StepDone)]
+    assert [event.step for event in steps] == list(range(9, 17))
+    assert steps[0].lr > steps[-1].lr > 0
+    assert run.statistics["total_steps"] == 16
+
+
+def test_learning_rates_after_a_resume_are_those_of_an_uninterrupted_run(tiny, again, stopping):
+    _, whole, _ = tiny("whole")
+    stopping(12)
+    with pytest.raises(Interrupted):
+        tiny("part")
+    stopping(10**9)
+    _, rest, _ = again("part")
+    rates = {e.step: e.lr for e in whole if isinstance(e, StepDone)}
+    resumed = {e.step: e.lr for e in rest if isinstance(e, StepDone)}
+    assert resumed and resumed == {step: rates[step] for step in resumed}
+
+
+def test_a_damaged_checkpoint_is_passed_over(tiny, again, tmp_path):
+    whole, _, _ = tiny("whole")
+    tiny("run")
+    file = tmp_path / "run/checkpoints/step-000008/model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    _, events, notices = again("run")
+    assert any("passed over" in line and "step-000008" in line for line in notices)
+    assert [e.step for e in events if isinstance(e, StepDone)] == [7, 8]
+    assert_same_bits(whole.folder, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("train.seed", 9),
+        ("train.batch_size", 5),
+        ("optimizer.lr", 0.1),
+        ("model.width", 64),
+        ("compute.threads", 2),
+        ("data.paths", ["elsewhere.txt"]),
+    ],
+)
+def test_other_changes_are_refused_by_name(tiny, again, key, value):
+    tiny()
+    with pytest.raises(UsageError, match=key):
+        again("run", {key: value})
+
+
+def test_the_same_value_is_no_change(tiny, again):
+    tiny()
+    again("run", {"train.seed": 3, "train.steps": 8})
+
+
+def test_changed_data_is_refused(tiny, again, text):
+    tiny()
+    text.write_text(text.read_text("utf-8").replace("green", "brown"), "utf-8")
+    with pytest.raises(SplitbitError, match="data is not what the run was begun with"):
+        again("run")
+
+
+def test_another_tokenizer_is_refused(tiny, again, tmp_path):
+    tiny("run")
+    tiny("other", **{"tokenizer.kind": "char"})
+    os.replace(tmp_path / "other/tokenizer.json", tmp_path / "run/tokenizer.json")
+    with pytest.raises(SplitbitError, match="tokenizer"):
+        again("run")
+
+
+def test_a_folder_without_a_run(again, tmp_path):
+    with pytest.raises(SplitbitError, match="holds no run"):
+        again("nothing")
+
+
+WORKER = """
+import sys
+sys.path[:0] = {paths!r}
+from tests_tiny import TINY
+from splitbit_kit.training.run import Surroundings, train, resume
+from splitbit_kit.api import StepDone
+def tell(event):
+    if isinstance(event, StepDone): print(event.step, flush=True)
+around = Surroundings(listeners=[tell])
+if sys.argv[1] == "train":
+    train(TINY, sys.argv[2], sys.argv[3], around=around)
+else:
+    resume(sys.argv[3], around=around)
+"""
+
+
+def test_a_process_killed_outright_and_resumed(tiny, again, text, tmp_path):
+    """The real thing: SIGKILL while it writes, several times over."""
+    from tests.training.conftest import TINY
+
+    config = {**TINY, "train": {**TINY["train"], "steps": 60}}
+    config["checkpoint"] = {"save_every": 1}
+    whole, _, _ = tiny("whole", **{"train.steps": 60, "checkpoint.save_every": 1})
+    script = tmp_path / "worker.py"
+    (tmp_path / "tests_tiny.py").write_text(f"TINY = {config!r}\n", "utf-8")
+    script.write_text(WORKER.format(paths=[str(tmp_path)]), "utf-8")
+    folder, verb, kills = tmp_path / "killed", "train", 0
+    for wait in (3, 7, 12, 10**9):
+        process = subprocess.Popen(
+            [sys.executable, str(script), verb, str(text), str(folder)], stdout=subprocess.PIPE
+        )
+        for _ in range(wait):
+            if not process.stdout.readline():
+                break
+        else:
+            time.sleep(0.002 * wait)
+            kills += process.poll() is None
+            process.kill()
+        process.wait()
+        process.stdout.close()
+        verb = "resume"
+    assert kills >= 2
+    assert_same_bits(whole.folder, folder)

@@ -1,0 +1,205 @@
+"""The trainer: what it writes, when, and how it ends."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from splitbit_kit.api import (
+    CheckpointSaved,
+    EvalDone,
+    RunEnded,
+    RunStarted,
+    SampleWritten,
+    SplitbitError,
+    StepDone,
+    UsageError,
+)
+from splitbit_kit.formats import checkpoint, jsonl, safetensors
+from splitbit_kit.training.learner import Learner, NonFiniteError
+
+
+def of(kind, events):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_a_run_leaves_what_the_issue_promises(tiny):
+    run, events, _ = tiny()
+    names = {path.name for path in run.folder.iterdir() if not path.name.startswith(".")}
+    assert names == {"config.toml", "tokenizer.json", "metrics.jsonl", "checkpoints", "best", "final"}
+    assert (run.folder / "best/model.safetensors").exists()
+    assert (run.folder / "final/model.safetensors").exists()
+    assert sorted(p.name for p in (run.folder / "checkpoints").iterdir()) == [
+        "step-000006",
+        "step-000008",
+    ]  # the newest two
+    assert len(of(RunStarted, events)) == len(of(RunEnded, events)) == 1
+    assert [event.step for event in of(StepDone, events)] == list(range(1, 9))
+    assert [event.step for event in of(EvalDone, events)] == [0, 4, 8]
+    assert [event.step for event in of(SampleWritten, events)] == [4, 8]
+    assert [event.step for event in of(CheckpointSaved, events)] == [2, 4, 6, 8]
+    assert of(RunEnded, events)[0].reason == "finished"
+
+
+def test_the_configuration_is_resolved(tiny):
+    run, _, _ = tiny()
+    text = (run.folder / "config.toml").read_text("utf-8")
+    assert "auto" not in text
+    assert 'backend = "numpy"' in text
+    assert 'precision = "fp32"' in text
+    assert "vocab_size = 257" in text
+
+
+def test_closing_statistics(tiny):
+    run, events, _ = tiny()
+    evaluations = [event.loss for event in of(EvalDone, events)]
+    found = run.statistics
+    assert found["total_steps"] == 8
+    assert found["best_loss"] == min(evaluations[1:])
+    assert found["final_loss"] == evaluations[-1]
+    assert found["total_time_s"] > 0
+    tokens = 8 * 2 * 16
+    assert found["tokens_per_second"] == pytest.approx(tokens / found["total_time_s"], rel=1e-3)
+    assert of(RunEnded, events)[0].statistics == pytest.approx(found, rel=0.1)
+
+
+def test_it_learns(tiny):
+    _, events, _ = tiny(**{"train.steps": 40, "train.eval_every": 40, "checkpoint.save_every": 40})
+    first, last = (event.loss for event in of(EvalDone, events))
+    assert first == pytest.approx(math.log(257), abs=0.1)
+    assert last < first - 1.5
+
+
+def test_metrics_hold_every_step_evaluation_and_sample(tiny):
+    run, events, _ = tiny()
+    rows = jsonl.read(run.folder / "metrics.jsonl")
+    assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, 9))
+    assert [row["loss"] for row in rows if row["kind"] == "eval"] == [
+        event.loss for event in of(EvalDone, events)
+    ]
+    assert {"train", "eval", "sample", "end"} == {row["kind"] for row in rows}
+
+
+def test_the_best_model_is_the_one_with_the_lowest_loss(tiny):
+    run, events, _ = tiny(**{"optimizer.lr": 0.5, "train.steps": 12})
+    best = min(of(EvalDone, events)[1:], key=lambda event: event.loss)
+    metadata = safetensors.read(run.folder / "best/model.safetensors").metadata
+    assert int(metadata["step"]) == best.step
+    assert json.loads(metadata["validation_loss"]) == best.loss
+
+
+def test_ids_never_seen_in_training_are_kept_with_the_model(tiny, text):
+    run, _, _ = tiny()
+    unseen = json.loads(safetensors.read(run.folder / "final/model.safetensors").metadata["unseen_ids"])
+    seen = set(range(257)) - {i for start, stop in unseen for i in range(start, stop)}
+    trained = text.read_bytes()
+    assert seen == set(trained[: int((len(trained) + 1) * 0.9)])
+
+
+def test_epochs_decide_the_steps_and_the_last_batch_may_be_ragged(tiny):
+    run, events, _ = tiny(**{"train.steps": 0, "train.epochs": 0.05, "train.batch_size": 4})
+    assert run.statistics["epochs"] == pytest.approx(0.05, abs=0.01)
+    sizes = [event.tokens for event in of(StepDone, events)]
+    assert set(sizes[:-1]) <= {4 * 16}
+    assert 0 < sizes[-1] <= 4 * 16
+
+
+def test_accumulation_equals_the_large_batch(tiny):
+    one, events_one, _ = tiny("one", **{"train.batch_size": 4, "train.grad_accum": 1})
+    many, events_many, _ = tiny("many", **{"train.batch_size": 1, "train.grad_accum": 4})
+    for a, b in zip(of(StepDone, events_one), of(StepDone, events_many), strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-5)
+        assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-4)
+
+
+def test_warm_up_as_long_as_the_run_warns(tiny):
+    _, _, notices = tiny(**{"scheduler.warmup_steps": 8})
+    assert any("warm-up" in line for line in notices)
+
+
+def test_a_sequence_longer_than_the_context_is_refused(tiny):
+    with pytest.raises(UsageError, match=r"train.seq_len: 64 is above model.context, 32"):
+        tiny(**{"train.seq_len": 64})
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tiny):
+    run, _, _ = tiny()
+    before = (run.folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(UsageError, match="holds a run; go on with --resume"):
+        tiny()
+    assert (run.folder / "metrics.jsonl").read_bytes() == before
+    (run.folder / "mine.txt").write_text("keep", "utf-8")
+    _, events, _ = tiny(overwrite=True)
+    assert [event.step for event in of(StepDone, events)] == list(range(1, 9))
+    assert (run.folder / "mine.txt").read_text("utf-8") == "keep"
+
+
+def test_nothing_is_left_where_the_data_is_bad(tiny, text):
+    text.write_text("short", "utf-8")
+    with pytest.raises(SplitbitError, match=r"seq_len \+ 1 = 17 needed"):
+        tiny()
+    assert not (text.parent / "run").exists()
+
+
+def test_an_unknown_option_of_a_plugin_is_named(tiny):
+    with pytest.raises(UsageError, match="bata1"):
+        tiny(**{"optimizer.bata1": 0.5})
+    with pytest.raises(UsageError, match="adamx"):
+        tiny(**{"optimizer.name": "adamx"})
+
+
+# ---- steps that go wrong
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Make chosen steps' gradients infinite in one tensor."""
+
+    def poison(*steps):
+        real = Learner.gradients
+
+        def gradients(self, step, micro_batches):
+            loss = real(self, step, micro_batches)
+            if step in steps:
+                self.grads["layers.0.mlp.up.weight"][0, 0] = np.inf
+            return loss
+
+        monkeypatch.setattr(Learner, "gradients", gradients)
+
+    return poison
+
+
+def test_an_infinite_gradient_stops_names_the_tensor_and_replaces_nothing(tiny, poisoned, tmp_path):
+    poisoned(6)
+    with pytest.raises(NonFiniteError, match=r"step 7: .* gradient of layers\.0\.mlp\.up\.weight"):
+        tiny()
+    found, damaged = checkpoint.newest_valid(tmp_path / "run/checkpoints")
+    assert found.state["step"] == 6 and not damaged
+    assert all(np.isfinite(a).all() for a in found.tensors["model"].arrays.values())
+    assert not (tmp_path / "run/final").exists()
+    assert jsonl.read(tmp_path / "run/metrics.jsonl")[-1]["kind"] == "end"
+
+
+def test_by_policy_the_step_is_skipped(tiny, poisoned):
+    poisoned(2, 6)
+    run, events, notices = tiny(**{"train.non_finite": "skip"})
+    assert [event.step for event in of(StepDone, events)] == [1, 2, 4, 5, 6, 8]
+    assert sum("is skipped" in line for line in notices) == 2
+    assert run.statistics["total_steps"] == 8
+
+
+def test_not_every_step_is_skipped(tiny, poisoned):
+    poisoned(*range(100))
+    with pytest.raises(NonFiniteError, match="in a row were skipped"):
+        tiny(**{"train.non_finite": "skip", "train.steps": 30})
+
+
+def test_a_learning_rate_far_too_high_ends_with_a_line(tiny, tmp_path):
+    try:
+        tiny(**{"optimizer.lr": 1e30, "scheduler.warmup_steps": 0})
+    except NonFiniteError as error:
+        assert "first tensor that is not finite" in str(error)
+        assert "\n" not in str(error)
+    else:
+        pytest.fail("the run did not go astray")
