@@ -15,7 +15,7 @@ from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.models.decoder import Decoder, parameter_specs
 from splitbit_kit.registry import Registry
 from splitbit_kit.text.batches import Batch
-from splitbit_kit.training.compute import choose
+from splitbit_kit.compute import choose
 from splitbit_kit.training.learner import Learner
 
 BATCHES = 16  # distinct ones, as the peer has
@@ -34,10 +34,9 @@ def build(task: dict[str, Any]) -> tuple[Callable[[], None], dict[str, Any]]:
     learner = Learner(
         Decoder(config, params),
         compute.table(train=True),
-        compute.workspace,
+        compute.context(grad=True),
         registry.build("optimizer", "adamw"),
         registry.build("scheduler", "cosine", 1e-3, STEPS, warmup_steps=100),
-        threads=compute.threads,
     )
     batches = random_batches(task["vocabulary"], task["batch"], config.context)
     numbers = count()

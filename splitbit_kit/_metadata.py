@@ -92,7 +92,7 @@ def _identity(distribution: Distribution) -> tuple[str, str, str]:
         metadata = distribution.metadata
         return normalized(metadata["Name"]), metadata["Version"] or "", folder
     except Exception:
-        return "unnamed", "", folder
+        return normalized(Path(str(getattr(distribution, "_path", "unnamed"))).stem), "", folder
 
 
 def _editable_source(distribution: Distribution) -> str:
@@ -104,9 +104,7 @@ def _editable_source(distribution: Distribution) -> str:
     return f"{origin.url.removeprefix('file://')} (editable)" if editable else ""
 
 
-def _entries(
-    distribution: Distribution, name: str
-) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+def _entries(distribution: Distribution, name: str) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     try:
         entries = list(distribution.entry_points)
     except Exception as error:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splitbit_kit.compute import Compute
 from splitbit_kit.engine.optable import OpTable
 from splitbit_kit.engine.tape import Tape
 from splitbit_kit.models.decoder import Decoder
 from splitbit_kit.text.batches import EVALUATED_TOKENS, evaluation_batches
-from splitbit_kit.training.compute import Compute
 
 
 @dataclass(frozen=True)

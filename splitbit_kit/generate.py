@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitbit_kit.api import CacheMaker, KVCache, OpSpec, SplitbitError, UsageError
-from splitbit_kit.engine.optable import OpTable, Planner, Stub
+from splitbit_kit.compute import Compute
+from splitbit_kit.engine.optable import CacheStub, OpTable, Planner, Stub
 from splitbit_kit.engine.tape import Tape
 from splitbit_kit.models.decoder import Decoder
 from splitbit_kit.text.tokenizer import Tokenizer
-from splitbit_kit.training.compute import Compute
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Mask = NDArray[np.bool_]
@@ -312,10 +312,9 @@ def new_caches(
 ) -> list[KVCache]:
     """Return an empty cache for each layer, made by whoever owns the layer's attention."""
     ids: Any = Stub(np.dtype(np.int32))
-    stand_in: Any = object()  # for a cache that cannot be made before its owner is known
     planner = _CachePlanner(table)
     stubs = Tokens(ids, ids, ids)
-    decoder.logits(planner, stubs, [stand_in] * decoder.config.layers)
+    decoder.logits(planner, stubs, [CacheStub()] * decoder.config.layers)
     config = decoder.config
     return [
         make(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitbit_kit.api import Param, SplitbitError, UsageError
+from splitbit_kit.compute import Compute, choose
 from splitbit_kit.engine.optable import OpTable
 from splitbit_kit.engine.params import ParameterStore, ParamSpec, check_tensors
 from splitbit_kit.engine.tape import Tape
@@ -24,7 +25,6 @@ from splitbit_kit.models.decoder import Decoder, parameter_specs
 from splitbit_kit.registry import Registry
 from splitbit_kit.text.batches import require_tokens
 from splitbit_kit.text.tokenizer import Tokenizer
-from splitbit_kit.training.compute import Compute, choose
 from splitbit_kit.training.data import encode_file
 from splitbit_kit.training.run_folder import ModelFiles, ModelHeader, find_model, read_header
 
@@ -144,7 +144,7 @@ def load(
 
     The weights are mapped from the file where their dtype is the backend's: loading takes no time,
     and processes that use one model share its memory. backend, precision and threads are as in
-    `splitbit_kit.training.compute.choose`. notify is told what was decided on the way. Raises
+    `splitbit_kit.compute.choose`. notify is told what was decided on the way. Raises
     SplitbitError naming the file and what is wrong with it.
     """
     files = find_model(Path(path))

@@ -44,7 +44,8 @@ HOOK_PROJECT = "splitbit_kit"
 VERSION_ATTRIBUTE = "SPLITBIT_API_VERSION"
 """What a plugin may set to the `API_VERSION` it is written for."""
 
-OFFER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+"""of an offer, or of a distribution that it needs"""
 
 SLOW_SECONDS = 0.5
 """A plugin that takes longer to load is listed with the time it took."""
@@ -331,7 +332,8 @@ class Registry:
 
     def _of(self, kind: str) -> Sequence[_Claim]:
         if kind not in self._claims:
-            raise UsageError(f"kind {kind}: there is no such kind{nearest(kind, self._claims)}")
+            known = (*KINDS, "plugin")
+            raise UsageError(f"kind {kind}: there is no such kind{nearest(kind, known)}")
         return self._claims[kind]
 
     def _claim(self, kind: str, name: str) -> _Claim:
@@ -433,12 +435,15 @@ def commands(
 ) -> dict[str, EntryPoint]:
     """Return the commands of other distributions, by usable name, without importing anything.
 
-    verbs: our own commands; another's of the same name is there as `distribution:name`.
+    verbs: our own commands; another's of the same name is there as `distribution:name`. Raises
+    UsageError for an option that means no plugin.
     """
     options = PluginOptions.parse() if options is None else options
+    entries = _metadata.entry_points(path)
+    options.check(entries)
     return {
         claim.qualified if claim.status == "conflict" else claim.name: claim.entry
-        for claim in _command_claims(options, _metadata.entry_points(path), verbs)
+        for claim in _command_claims(options, entries, verbs)
         if claim.usable
     }
 
@@ -497,7 +502,7 @@ def _claims(kind: str, plugins: Sequence[Plugin]) -> list[_Claim]:
                 claim = _Claim(offer, plugin.entry)
             claims.append(claim)
     # Probes are all asked, one after another, so that their names need not differ.
-    return claims if kind == "probe" else _with_conflicts(kind, claims)
+    return claims if kind == "probe" else _with_conflicts(claims)
 
 
 def _command_claims(
@@ -508,12 +513,12 @@ def _command_claims(
         if entry.group == _metadata.COMMANDS:
             offer = Offer(entry.name, f"from {entry.distribution} {entry.version}", entry.load)
             claims.append(_Claim(offer, entry, *(_barred(options, entry) or ())))
-    claims = _with_conflicts("command", claims)
+    claims = _with_conflicts(claims)
     return [
         replace(
             claim,
             status="conflict",
-            reason=f"{claim.name} is a command of {DISTRIBUTION}; write {claim.qualified}",
+            reason=f"{DISTRIBUTION} has a command of this name; write {claim.qualified}",
         )
         if claim.usable and claim.name in verbs
         else claim
@@ -521,7 +526,7 @@ def _command_claims(
     ]
 
 
-def _with_conflicts(kind: str, claims: Sequence[_Claim]) -> list[_Claim]:
+def _with_conflicts(claims: Sequence[_Claim]) -> list[_Claim]:
     """Mark what two distributions claim, and refuse what one distribution claims twice."""
     checked: list[_Claim] = []
     for claim in claims:
@@ -534,7 +539,7 @@ def _with_conflicts(kind: str, claims: Sequence[_Claim]) -> list[_Claim]:
                 claim = replace(claim, status="failed", reason=reason)
             elif len(owners) > 1:
                 names = " or ".join(f"{owner}:{claim.name}" for owner in owners)
-                reason = f"{' and '.join(owners)} both offer {kind} {claim.name}; write {names}"
+                reason = f"offered by {' and '.join(owners)}; write {names}"
                 claim = replace(claim, status="conflict", reason=reason)
         checked.append(claim)
     return checked
@@ -584,16 +589,12 @@ def _load_all(options: PluginOptions, entries: Sequence[EntryPoint]) -> Iterator
         theirs = entry.distribution != DISTRIBUTION
         return theirs, entry.distribution, entry.name, bool(entry.shadowed_by)
 
-    done: set[tuple[str, str]] = set()
     with _interrupts() as interrupted:
         for entry in sorted(entries, key=order):
             if barred := _barred(options, entry):
                 yield Plugin(entry, *barred)
-            elif (entry.distribution, entry.name) in done:
-                yield Plugin(entry, "failed", f"{entry.distribution} has another {entry.name}")
             else:
                 yield _load(entry)
-                done.add((entry.distribution, entry.name))
             if interrupted.is_set():  # by the user: what a plugin raises by itself is no reason
                 raise KeyboardInterrupt
 
@@ -687,7 +688,7 @@ def _check_offer(hook: str, expected: type, offer: Any) -> None:
             f"hook {hook}: {type(offer).__name__} in its list; {expected.__name__} is expected"
         )
     facts = cast(Any, offer)
-    if not (isinstance(facts.name, str) and OFFER_NAME.fullmatch(facts.name)):
+    if not (isinstance(facts.name, str) and NAME.fullmatch(facts.name)):
         raise _Refused(
             f"hook {hook}: name {facts.name!r}; letters, digits and . _ + - are expected"
         )
@@ -696,7 +697,7 @@ def _check_offer(hook: str, expected: type, offer: Any) -> None:
     if not callable(facts.build):
         raise _Refused(f"hook {hook}: build of {facts.name} cannot be called")
     if not isinstance(facts.needs, list | tuple) or not all(
-        isinstance(name, str) and name for name in facts.needs
+        isinstance(name, str) and NAME.fullmatch(name) for name in facts.needs
     ):
         raise _Refused(
             f"hook {hook}: needs of {facts.name} is {facts.needs!r};"

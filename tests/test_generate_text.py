@@ -22,13 +22,13 @@ from splitbit_kit.api import (
     SplitbitError,
     UsageError,
 )
+from splitbit_kit.compute import Compute
 from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.engine.tape import Tape
 from splitbit_kit.generate import Sampling, Window, beginning, generate, one_sequence
 from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.models.decoder import Decoder, parameter_specs
 from splitbit_kit.text.tokenizer import Tokenizer
-from splitbit_kit.training.compute import Compute
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

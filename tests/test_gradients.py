@@ -178,9 +178,7 @@ def test_accumulation_equals_the_large_batch(
 def test_a_training_step_computes_the_same(name: str) -> None:
     model = Model(CONFIGS[name])
     loss = model.loss(RAGGED)
-    learner = Learner(
-        model.decoder, model.table, BufferPool(), AdamW(), lambda step: 0.0, seed=model.ctx.seed
-    )
+    learner = Learner(model.decoder, model.table, model.ctx, AdamW(), lambda step: 0.0)
     assert learner.gradients(model.ctx.step, RAGGED) == pytest.approx(loss, rel=1e-15)
     np.testing.assert_array_equal(learner.grads.flat, model.grads.flat)
 

@@ -6,14 +6,11 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-import splitbit_numpy_backend
-from engine.chains import HARDWARE
 
 from splitbit_kit.api import SplitbitError, UsageError
 from splitbit_kit.engine.params import ParameterStore
@@ -22,6 +19,7 @@ from splitbit_kit.formats.safetensors import Tensors
 from splitbit_kit.model import Model, load
 from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.models.decoder import parameter_specs
+from splitbit_kit.registry import Registry
 from splitbit_kit.text.tokenizer import Tokenizer
 from splitbit_kit.training.config import Config
 from splitbit_kit.training.run_folder import ModelHeader, RunFolder, model_tensors, read_header
@@ -35,9 +33,7 @@ TOKENIZER = Tokenizer.train("byte", [])
 V = TOKENIZER.vocab_size
 ASCII = np.arange(V) < 128
 
-# the registry, as far as a model needs it
-(NUMPY,) = splitbit_numpy_backend.backends()
-REGISTRY: Any = SimpleNamespace(probe=lambda: HARDWARE, offer=lambda kind, name: NUMPY)
+REGISTRY = Registry()
 
 
 def opened(path: Path, **more: Any) -> Model:
@@ -332,7 +328,7 @@ def test_damaged_metadata_is_named(run: RunFolder, key: str, value: str) -> None
 def test_the_tokenizer_fits_the_vocabulary(run: RunFolder) -> None:
     """A hash can be copied into the metadata of a model that has fewer ids."""
     few = tensors(LLAMA).arrays["tok.weight"][:200]
-    damage(run, metadata={"vocabulary": "200"}, tok__weight=few)
+    damage(run, metadata={"vocabulary": "200", "unseen_ids": "[]"}, tok__weight=few)
     refused(run, "metadata vocabulary: 200, but the tokenizer has 257 ids")
 
 

@@ -10,6 +10,7 @@ import pytest
 from engine.chains import DTYPES, chain
 from golden import parity
 
+from splitbit_kit.api import Context
 from splitbit_kit.bundled.optimizers import AdamW
 from splitbit_kit.engine.optable import OpTable
 from splitbit_kit.engine.workspace import BufferPool
@@ -78,10 +79,9 @@ def curve(
     learner = Learner(
         Decoder(case.config, parity.starting_weights(case, DTYPES[precision])),
         OpTable(chain(backend, precision), train=True),
-        BufferPool(),
+        Context(BufferPool(), seed=parity.DROPOUT_SEED),
         AdamW(beta1=beta1, beta2=beta2, eps=parity.EPS, weight_decay=parity.WEIGHT_DECAY),
         parity.schedule,
-        seed=parity.DROPOUT_SEED,
         grad_clip=parity.GRAD_CLIP,
     )
     outcomes = [learner.step(step, batches(case, step, text)) for step in range(case.steps)]

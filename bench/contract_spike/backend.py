@@ -316,7 +316,7 @@ class Spike:
         rstd, lse = mean + row, mean + 2 * row
         dy = self._temporary(4 * act + 4 * n * c)
         dqkv, dxn = dy + act, dy + 4 * act
-        d, kept = self._as_stored(ctx, dout)
+        d, _twin = self._as_stored(ctx, dout)
         self._dw(grads, wo, d, c, y, c, n)
         self._mm(INPUT_GRADIENT, d, c, self._read(wo), c, n, c, c, STORE, dy, c)
         self.k.attn_bwd(
@@ -365,7 +365,7 @@ class Spike:
         act, mean = pre + wide, pre + 2 * wide
         dpre = self._temporary(wide + 4 * n * c)
         dxn = dpre + wide
-        d, kept = self._as_stored(ctx, dout)
+        d, _twin = self._as_stored(ctx, dout)
         self._dw(grads, down, d, c, act, hidden, n)
         w = self._read(down)
         self._mm(

@@ -1,4 +1,3 @@
-
 """Side A of the spike: a GPT training step that calls the kernels on fixed addresses, nothing else.
 
 Throwaway. The flat layout is that of `splitbit_kit.engine.params.ParameterStore`, so that values
@@ -70,7 +69,7 @@ class Bare:
 
         M, D, F = self.M, self.D, self.F
         self.layers = [
-            dict(
+            dict(  # noqa: C408
                 x=f(M, D), m1=f(M), r1=f(M), xn1=a(M, D), qkv=a(M, 3 * D), lse=f(self.H * M),
                 y=a(M, D), xm=f(M, D), m2=f(M), r2=f(M), xn2=a(M, D), pre=a(M, F), act=a(M, F),
             )

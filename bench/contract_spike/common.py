@@ -285,13 +285,19 @@ def adamw(nth, p, g, m, v, pb, n, nd, s, lr, b1, b2, eps, wd, step, bf):
 
 
 def load(kind):
-    "Return the kernels of one precision: one source under two module names, so that each has its own disk cache"
-    import importlib.util, sys
+    """Return the kernels of one precision. Numba names what it caches by the file, not the module: each
+    precision needs a file of its own, a copy beside the compiled code."""
+    import importlib.util, os, sys
     from pathlib import Path
 
     name = "kernels_" + kind
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("kernels.py"))
+        text = Path(__file__).with_name("kernels.py").read_text()
+        path = Path(os.environ["NUMBA_CACHE_DIR"]) / (name + ".py")
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        spec = importlib.util.spec_from_file_location(name, path)
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]

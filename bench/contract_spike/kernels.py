@@ -668,32 +668,109 @@ def attn_bwd_part(tid, nth, qkv, y, dy, lse, dqkv, starts, B, H, hd, ws, wsz):
 def attn_bwd(nth, qkv, y, dy, lse, dqkv, starts, B, H, hd, ws, wsz):
     for t in prange(nth):
         attn_bwd_part(t, nth, qkv, y, dy, lse, dqkv, starts, B, H, hd, ws, wsz)
+
+
 # ---------- whole ops in one compiled call: what is saved is the way from Python into each kernel
 @njit(**OPT)
-def mul(nth,am,A,lda,bm,B,ldb,M,N,K,epi,C1,ld1,C2,ld2,ws,wsz): gemm(nth,am,A,lda,bm,B,ldb,M,N,K,epi,C1,ld1,C2,ld2,0,ws,wsz,192,(1<<20)+1)
+def mul(nth, am, A, lda, bm, B, ldb, M, N, K, epi, C1, ld1, C2, ld2, ws, wsz):
+    gemm(
+        nth, am, A, lda, bm, B, ldb, M, N, K, epi, C1, ld1, C2, ld2, 0, ws, wsz, 192, (1 << 20) + 1
+    )
+
+
 @njit(**OPT)
-def attention_whole(nth,n,c,H,S,x,gain,wqkv,wo,starts,out,xn,qkv,y,mean,rstd,lse,ws,wsz):
-    ln_fwd(nth,x,gain,0,xn,mean,rstd,n,c)
-    mul(nth,0,xn,c,0,wqkv,c,n,3*c,c,2,qkv,3*c,0,0,ws,wsz)
-    attn_fwd(nth,qkv,y,lse,starts,S,H,c//H,ws,wsz)
-    mul(nth,0,y,c,0,wo,c,n,c,c,4,out,c,x,c,ws,wsz)
+def attention_whole(
+    nth, n, c, H, S, x, gain, wqkv, wo, starts, out, xn, qkv, y, mean, rstd, lse, ws, wsz
+):
+    ln_fwd(nth, x, gain, 0, xn, mean, rstd, n, c)
+    mul(nth, 0, xn, c, 0, wqkv, c, n, 3 * c, c, 2, qkv, 3 * c, 0, 0, ws, wsz)
+    attn_fwd(nth, qkv, y, lse, starts, S, H, c // H, ws, wsz)
+    mul(nth, 0, y, c, 0, wo, c, n, c, c, 4, out, c, x, c, ws, wsz)
+
+
 @njit(**OPT)
-def attention_whole_backward(nth,n,c,H,S,x,gain,wqkv,wo,starts,dout,d,dx,twin,xn,qkv,y,mean,rstd,lse,dy,dqkv,dxn,gqkv,aqkv,go,ao,gg,ag,ws,wsz,ws2):
-    mul(nth,1,d,c,1,y,c,c,c,n,ao,go,c,0,0,ws,wsz)
-    mul(nth,0,d,c,1,wo,c,n,c,c,2,dy,c,0,0,ws,wsz)
-    attn_bwd(nth,qkv,y,dy,lse,dqkv,starts,S,H,c//H,ws,wsz)
-    mul(nth,1,dqkv,3*c,1,xn,c,3*c,c,n,aqkv,gqkv,c,0,0,ws,wsz)
-    mul(nth,0,dqkv,3*c,1,wqkv,c,n,c,3*c,0,dxn,c,0,0,ws,wsz)
-    ln_bwd(nth,dxn,x,gain,mean,rstd,dout,dx,twin,n,c,gg,0,ag,ws2)
+def attention_whole_backward(
+    nth,
+    n,
+    c,
+    H,
+    S,
+    x,
+    gain,
+    wqkv,
+    wo,
+    starts,
+    dout,
+    d,
+    dx,
+    twin,
+    xn,
+    qkv,
+    y,
+    mean,
+    rstd,
+    lse,
+    dy,
+    dqkv,
+    dxn,
+    gqkv,
+    aqkv,
+    go,
+    ao,
+    gg,
+    ag,
+    ws,
+    wsz,
+    ws2,
+):
+    mul(nth, 1, d, c, 1, y, c, c, c, n, ao, go, c, 0, 0, ws, wsz)
+    mul(nth, 0, d, c, 1, wo, c, n, c, c, 2, dy, c, 0, 0, ws, wsz)
+    attn_bwd(nth, qkv, y, dy, lse, dqkv, starts, S, H, c // H, ws, wsz)
+    mul(nth, 1, dqkv, 3 * c, 1, xn, c, 3 * c, c, n, aqkv, gqkv, c, 0, 0, ws, wsz)
+    mul(nth, 0, dqkv, 3 * c, 1, wqkv, c, n, c, 3 * c, 0, dxn, c, 0, 0, ws, wsz)
+    ln_bwd(nth, dxn, x, gain, mean, rstd, dout, dx, twin, n, c, gg, 0, ag, ws2)
+
+
 @njit(**OPT)
-def mlp_whole(nth,n,c,f,x,gain,up,down,out,xn,pre,act,mean,rstd,ws,wsz):
-    ln_fwd(nth,x,gain,0,xn,mean,rstd,n,c)
-    mul(nth,0,xn,c,0,up,c,n,f,c,3,act,f,pre,f,ws,wsz)
-    mul(nth,0,act,f,0,down,f,n,c,f,4,out,c,x,c,ws,wsz)
+def mlp_whole(nth, n, c, f, x, gain, up, down, out, xn, pre, act, mean, rstd, ws, wsz):
+    ln_fwd(nth, x, gain, 0, xn, mean, rstd, n, c)
+    mul(nth, 0, xn, c, 0, up, c, n, f, c, 3, act, f, pre, f, ws, wsz)
+    mul(nth, 0, act, f, 0, down, f, n, c, f, 4, out, c, x, c, ws, wsz)
+
+
 @njit(**OPT)
-def mlp_whole_backward(nth,n,c,f,x,gain,up,down,dout,d,dx,twin,xn,pre,act,mean,rstd,dpre,dxn,gu,au,gd,ad,gg,ag,ws,wsz,ws2):
-    mul(nth,1,d,c,1,act,f,c,f,n,ad,gd,f,0,0,ws,wsz)
-    mul(nth,0,d,c,1,down,f,n,f,c,5,dpre,f,pre,f,ws,wsz)
-    mul(nth,1,dpre,f,1,xn,c,f,c,n,au,gu,c,0,0,ws,wsz)
-    mul(nth,0,dpre,f,1,up,c,n,c,f,0,dxn,c,0,0,ws,wsz)
-    ln_bwd(nth,dxn,x,gain,mean,rstd,dout,dx,twin,n,c,gg,0,ag,ws2)
+def mlp_whole_backward(
+    nth,
+    n,
+    c,
+    f,
+    x,
+    gain,
+    up,
+    down,
+    dout,
+    d,
+    dx,
+    twin,
+    xn,
+    pre,
+    act,
+    mean,
+    rstd,
+    dpre,
+    dxn,
+    gu,
+    au,
+    gd,
+    ad,
+    gg,
+    ag,
+    ws,
+    wsz,
+    ws2,
+):
+    mul(nth, 1, d, c, 1, act, f, c, f, n, ad, gd, f, 0, 0, ws, wsz)
+    mul(nth, 0, d, c, 1, down, f, n, f, c, 5, dpre, f, pre, f, ws, wsz)
+    mul(nth, 1, dpre, f, 1, xn, c, f, c, n, au, gu, c, 0, 0, ws, wsz)
+    mul(nth, 0, dpre, f, 1, up, c, n, c, f, 0, dxn, c, 0, 0, ws, wsz)
+    ln_bwd(nth, dxn, x, gain, mean, rstd, dout, dx, twin, n, c, gg, 0, ag, ws2)

@@ -99,9 +99,16 @@ def parts(pair: Any, out: TextIO, steps: int = 100) -> dict[str, Any]:
     ]
     for name in ("gemm", "ln_fwd", "ln_bwd", "attn_fwd", "attn_bwd", "ce", "cvt"):
         targets.append((pair.bare.k, name, "kernels"))
-    for name in (
-        "embed_fwd embed_bwd clip_adamw gather scatter add sumsq adamw".split()
-    ):
+    for name in [
+        "embed_fwd",
+        "embed_bwd",
+        "clip_adamw",
+        "gather",
+        "scatter",
+        "add",
+        "sumsq",
+        "adamw",
+    ]:
         targets.append((common, name, "kernels"))
     sides: dict[str, dict[str, list[float]]] = {"bare": {}, "contract": {}}
     counts: dict[str, dict[str, int]] = {"bare": {}, "contract": {}}
@@ -120,9 +127,7 @@ def parts(pair: Any, out: TextIO, steps: int = 100) -> dict[str, Any]:
             stack.callback(object.__setattr__, resolved, "op", op)
         flat = pair.learner._flat_ops
         for name in ("squared_norm", "adamw"):
-            stack.enter_context(
-                patch.dict(flat, {name: watch.wrap("backend: flat", flat[name])})
-            )
+            stack.enter_context(patch.dict(flat, {name: watch.wrap("backend: flat", flat[name])}))
         for i in range(2 * steps):
             side = ("bare", "contract")[i % 2]
             watch.reset()

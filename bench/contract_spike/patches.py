@@ -73,7 +73,7 @@ def _find_place(self: Any, shape: Sequence[int], dtype: Any) -> Any:
     return place
 
 
-# ---- op table: the key of a call is what its site is made of, not the words for it
+# ---- op table: a call is known by what it is made of, before any words are made for it
 
 
 def resolve(
@@ -84,34 +84,42 @@ def resolve(
         *[o.dtype if type(o) is np.ndarray else o for o in operands],
         *static.values(),
     )
-    found = self._by_call.get(key) if hasattr(self, "_by_call") else None
+    found = self._calls.get(key)
     if found is None:
-        found = _resolve(self, spec, operands, static)
-        if not any(isinstance(o, optable.Stub) for o in operands):
-            if not hasattr(self, "_by_call"):
-                self._by_call = {}
-            self._by_call[key] = found
-            places = tuple(i for i, o in enumerate(operands) if tape._activations((o,)))
-            object.__setattr__(found, "activations", places)
+        found = resolve_site(self, spec, operands, static)
+        places = tuple(
+            i for i, kind in enumerate(found.site.operands) if kind.startswith("array:float")
+        )
+        object.__setattr__(found, "activations", places)
+        # a parameter or cache is in the key itself; only for training, where they are few
+        if self.train and not any(isinstance(o, optable.Stub) for o in operands):
+            self._calls[key] = found
     return found
 
 
-_resolve = optable.OpTable.resolve
+def table_init(self: Any, *args: Any, **kwargs: Any) -> None:
+    make_table(self, *args, **kwargs)
+    self._calls = {}
 
 
-# ---- ops: what a call leaves out is filled in only where it leaves something out
+resolve_site, make_table = optable.OpTable.resolve, optable.OpTable.__init__
+
+
+# ---- ops: a call that gives everything, in order, is passed on as it is
 
 
 def caller(spec: OpSpec) -> Callable[..., Array]:
-    count, statics = len(spec.operands), len(spec.static)
-    defaults = spec.defaults
+    count, names = len(spec.operands), spec.static
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Array:
+    def call(self: Any, *args: Any, **static: Any) -> Array:
         if len(args) < count:
             args = (*args, *(None,) * (count - len(args)))
-        if len(kwargs) < statics:
-            kwargs = {**defaults, **kwargs}
-        return self.call(spec, args, kwargs)
+        if tuple(static) != names:
+            given = {**spec.defaults, **static}
+            if given.keys() != spec.static_set:
+                raise TypeError(f"{spec.name} takes the static arguments {names}, not {given}")
+            static = {key: given[key] for key in names}
+        return self.call(spec, args, static)
 
     call.spec = spec  # type: ignore[attr-defined]
     return call
@@ -125,7 +133,7 @@ def backward(
 ) -> tuple[Array | None, ...]:
     gradients: dict[int, Array] = {id(out): dout}
     wanted = {id(array) for array in wrt}
-    found: dict[int, Array] = {}
+    found = dict(gradients)
     records, ctx = self._records, self.ctx
     while records:
         resolved, operands, result, saved = records.pop()
@@ -154,6 +162,8 @@ def call(self: Any, spec: OpSpec, operands: tuple[Any, ...], static: dict[str, A
     if self._observe is not None and spec.name == "linear":
         self._observe(operands[1], operands[0])
     out, saved = op.forward(self.ctx, *operands, **static)
+    if id(out) in map(id, operands):
+        raise TypeError(f"{spec.name} of {resolved.origin} returned one of its operands")
     if self.ctx.grad:
         self._records.append((resolved, operands, out, saved))
     return out
@@ -189,6 +199,7 @@ def apply(names: str = "workspace resolve ops tape learner") -> None:
         workspace.BufferPool.__init__ = pool_init  # type: ignore[method-assign]
         workspace.BufferPool.take = take  # type: ignore[method-assign]
     if "resolve" in chosen or "tape" in chosen:
+        optable.OpTable.__init__ = table_init  # type: ignore[method-assign]
         optable.OpTable.resolve = resolve  # type: ignore[method-assign]
     if "tape" in chosen:
         tape.Tape.call = call  # type: ignore[method-assign]

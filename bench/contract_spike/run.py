@@ -36,6 +36,7 @@ import numba  # noqa: E402
 import numpy as np  # noqa: E402
 from splitbit_numpy_backend import build as build_numpy  # noqa: E402
 
+from splitbit_kit.api import Context  # noqa: E402
 from splitbit_kit.bundled.optimizers import AdamW  # noqa: E402
 from splitbit_kit.engine.optable import OpTable  # noqa: E402
 from splitbit_kit.engine.params import ParameterStore  # noqa: E402
@@ -83,8 +84,8 @@ class Pair:
         params.initialise(specs, seed=1)
         table = OpTable([*chain, ("numpy", self.numpy)], train=True)
         return Learner(
-            Decoder(self.config, params), table, BufferPool(), AdamW(),
-            lambda step: LEARNING_RATE, threads=self.threads,
+            Decoder(self.config, params), table,
+            Context(BufferPool(), threads=self.threads), AdamW(), lambda step: LEARNING_RATE,
         )  # fmt: skip
 
     def _batch(self, rng: np.random.Generator) -> Batch:

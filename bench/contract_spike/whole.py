@@ -34,7 +34,7 @@ class Whole(Spike):
     def attention_block(  # type: ignore[override]
         self, ctx, x, positions, starts, norm_weight, norm_bias, wq, wk, wv, wo, bq, bk, bv, bo,
         cache, *, heads, **static,
-    ):  # fmt: skip  # noqa: ANN001, ANN003, ANN201
+    ):  # fmt: skip
         n, c = x.shape
         act, row = _up(self.eb * n * c), _up(4 * n)
         memory = ctx.workspace.take((5 * act + (2 + heads) * row,), U8)
@@ -52,11 +52,11 @@ class Whole(Spike):
         )
         return out, (x, starts, norm_weight, wq, wk, wv, wo, heads, memory, at, inside)
 
-    def attention_block_backward(self, ctx, dout, saved, grads):  # noqa: ANN001, ANN201
-        x, starts, norm_weight, wq, wk, wv, wo, heads, memory, at, inside = saved
+    def attention_block_backward(self, ctx, dout, saved, grads):
+        x, starts, norm_weight, wq, wk, wv, wo, heads, _memory, at, inside = saved
         n, c = x.shape
         act = _up(self.eb * n * c)
-        d, kept = self._as_stored(ctx, dout)
+        d, _twin = self._as_stored(ctx, dout)
         dx, to, twin = self._gradient(ctx, x)
         dy = self._temporary(4 * act + 4 * n * c)
         q, k, v = (self._into(grads, w) for w in (wq, wk, wv))
@@ -71,7 +71,7 @@ class Whole(Spike):
 
     def mlp_block(  # type: ignore[override]
         self, ctx, x, norm_weight, norm_bias, gate, up, down, up_bias, down_bias, **static
-    ):  # noqa: ANN001, ANN003, ANN201
+    ):
         n, c = x.shape
         f = up.shape[0]
         narrow, wide, row = _up(self.eb * n * c), _up(self.eb * n * f), _up(4 * n)
@@ -85,12 +85,12 @@ class Whole(Spike):
         self.k.mlp_whole(self.nth, n, c, f, *at, address(out), *inside, self.ws, SCRATCH)
         return out, (x, norm_weight, up, down, memory, at, inside)
 
-    def mlp_block_backward(self, ctx, dout, saved, grads):  # noqa: ANN001, ANN201
-        x, norm_weight, up, down, memory, at, inside = saved
+    def mlp_block_backward(self, ctx, dout, saved, grads):
+        x, norm_weight, up, down, _memory, at, inside = saved
         n, c = x.shape
         f = up.shape[0]
         wide = _up(self.eb * n * f)
-        d, kept = self._as_stored(ctx, dout)
+        d, _twin = self._as_stored(ctx, dout)
         dx, to, twin = self._gradient(ctx, x)
         dpre = self._temporary(wide + 4 * n * c)
         self.k.mlp_whole_backward(

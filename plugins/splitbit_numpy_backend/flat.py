@@ -13,7 +13,7 @@ import numpy as np
 from splitbit_kit.api import Parameters
 from splitbit_kit.api.backend import Array
 
-CHUNK = 16 * 1024  # elements
+CHUNK = 32 * 1024  # elements
 
 
 def squared_norm(x: Array) -> float:  # (P,)
@@ -47,13 +47,16 @@ def adamw(
         m[part] *= beta1
         m[part] += (1 - beta1) * g
         v[part] *= beta2
-        v[part] += (1 - beta2) * g * g
-        # sqrt(v / correction2) + eps, with the division taken out of the loop
-        denominator = np.sqrt(v[part])
+        g *= g
+        g *= 1 - beta2
+        v[part] += g
+        denominator = np.sqrt(v[part], out=g)  # sqrt(v / correction2) + eps
         denominator *= 1 / sqrt(correction2)
         denominator += eps
+        change = np.divide(m[part], denominator, out=denominator)
+        change *= lr / correction1
         values *= decay
-        values -= (lr / correction1) * m[part] / denominator
+        values -= change
 
 
 def sgd(

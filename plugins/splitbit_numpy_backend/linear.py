@@ -116,7 +116,7 @@ def embedding(
         packed = table.value
         distinct, ids = np.unique(ids, return_inverse=True)
         decoded = [_unpack(ctx, packed, slice(i, i + 1)) for i in distinct.tolist()]
-        rows = np.concatenate(decoded)
+        rows = np.concatenate(decoded).astype(ctx.dtype, copy=False)
     else:
         rows = table.array
     out = ctx.workspace.take((len(ids), width), rows.dtype)

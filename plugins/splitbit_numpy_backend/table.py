@@ -12,6 +12,8 @@ from splitbit_kit.api import Backend, Hardware, Op, OpOffer, Site
 from splitbit_numpy_backend import attention, dropout, flat, linear, loss, norms, pointwise, rotary
 
 COMPUTE = ("float32", "float64")
+IDS = "array:int32"
+WEIGHT = "param packed lowrank"
 PRECISIONS = {"auto": "fp32", "fp32": "fp32", "fp64": "fp64"}
 
 
@@ -30,9 +32,9 @@ def accepts(forward: Callable[..., Any], **kinds: str) -> Callable[[Site], str |
             return f"{len(site.operands)} operands, where {len(kinds)} are known"
         compute = set()
         for (name, served), operand in zip(kinds.items(), site.operands, strict=False):
-            kind, _, detail = operand.partition(":")
-            if kind not in served.split() and operand not in served.split():
+            if operand.partition(":")[0] not in served.split() and operand not in served.split():
                 return f"{name}: {operand} is not served, only {served.replace(' ', ', ')}"
+            kind, _, detail = operand.removeprefix("lowrank:").partition(":")
             if kind in ("array", "param") and operand not in served.split():
                 compute.add(detail)
         if wrong := compute.difference(COMPUTE):
@@ -45,9 +47,6 @@ def accepts(forward: Callable[..., Any], **kinds: str) -> Callable[[Site], str |
 
     return decide
 
-
-IDS = "array:int32"
-WEIGHT = "param packed lowrank"
 
 OPS = {
     "embedding": OpOffer(

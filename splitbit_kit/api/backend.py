@@ -8,7 +8,7 @@ kernel loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -125,6 +125,8 @@ class Context:
     """What an op is given besides its operands."""
 
     workspace: Workspace
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
+    """of arrays between ops"""
     threads: int = 1
     grad: bool = True  # False: keep nothing for a backward pass
     seed: int = 0
@@ -155,7 +157,7 @@ class Site:
     """A place where a model calls an op, as plain data: what an offer's `accepts` decides on.
 
     operands, in the order of `splitbit_kit.api.ops`, each one of: "array:DTYPE", "param:DTYPE",
-    "packed:FORMAT", "lowrank", "cache", "none".
+    "packed:FORMAT", "lowrank:KIND OF THE BASE" (as in "lowrank:packed:FORMAT"), "cache", "none".
     """
 
     op: str

@@ -15,6 +15,10 @@ class RunStarted:
     folder: Path
     config: Mapping[str, Any]
     parameters: int
+    tokens: int
+    """in the training split"""
+    origins: Mapping[str, str]
+    """op -> the backend that serves it; several with commas between where sites differ"""
     step: int
     steps: int
 
@@ -43,6 +47,8 @@ class EvalDone:
     bits_per_byte: float
     tokens: int
     seconds: float
+    best: bool
+    """whether no earlier evaluation of the run, the one before training aside, was lower"""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import Parameter, signature
 from typing import Any, Concatenate, ParamSpec
 
@@ -39,6 +39,11 @@ class OpSpec:
     recipe: Callable[..., Array] | None
     doc: str
 
+    @cached_property
+    def static_set(self) -> frozenset[str]:
+        """The names of the static arguments, all of which a call has."""
+        return frozenset(self.static)
+
     @property
     def fused(self) -> bool:
         """Whether the op is defined by smaller ops."""
@@ -60,7 +65,10 @@ def _op(
     def call(self: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
         missing = len(spec.operands) - len(args)
         filled = (*args, *(None,) * missing) if missing else args
-        result: Array = self.call(spec, filled, {**spec.defaults, **kwargs})
+        given = {**spec.defaults, **kwargs}
+        if given.keys() != spec.static_set:
+            raise TypeError(f"{spec.name} takes the static arguments {spec.static}, not {given}")
+        result: Array = self.call(spec, filled, {key: given[key] for key in spec.static})
         return result
 
     call.spec = spec  # type: ignore[attr-defined]
@@ -148,10 +156,11 @@ class Ops:
     ) -> Array:  # q (N, H * D), k and v (N, K * D), starts (S + 1,) -> (N, H * D)
         """Causal attention within each sequence: softmax(q k' / sqrt(D)) v, head by head.
 
-        Rows starts[s] .. starts[s + 1] - 1 are sequence s. Row i sees the rows of its own sequence
-        up to itself, after all that `cache` already holds for that sequence; k and v are appended
-        to the cache first. Query head h reads key head h // (H / K) (grouped-query attention,
-        Ainslie et al. 2023, https://arxiv.org/abs/2305.13245). A cache goes with inference only.
+        Rows starts[s] .. starts[s + 1] - 1 are sequence s, which may be empty. Row i sees the rows
+        of its own sequence up to itself, after all that `cache` already holds for that sequence;
+        k and v are appended to the cache first. Query head h reads key head h // (H / K)
+        (grouped-query attention, Ainslie et al. 2023, https://arxiv.org/abs/2305.13245). A cache
+        goes with inference only.
         """
         raise NotImplementedError
 

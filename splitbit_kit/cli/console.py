@@ -7,7 +7,6 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from math import inf
 from typing import Any, TextIO
 
 from splitbit_kit.api import (
@@ -57,7 +56,6 @@ class TrainingView:
         self._spoken_at = clock()
         self.started: RunStarted | None = None
         self.ended: RunEnded | None = None
-        self._best = inf
         self._validation: float | None = None
 
     def __call__(self, event: Event) -> None:
@@ -154,15 +152,11 @@ class TrainingView:
         ]
 
     def _evaluation(self, event: EvalDone) -> str:
-        # the best of a resumed run may lie before the resume, and events do not tell
-        whole = self.started is not None and self.started.step == 0
-        is_best = event.step > 0 and whole and event.loss < self._best
-        if is_best:
-            self._best = event.loss
         return (
             f"evaluation at step {event.step}: loss {event.loss:.4f}, "
             f"perplexity {event.perplexity:.2f}, {event.bits_per_byte:.4f} bits per byte "
-            f"({event.tokens:,} tokens, {event.seconds:.1f} s){'  best so far' if is_best else ''}"
+            f"({event.tokens:,} tokens, {event.seconds:.1f} s)"
+            + ("  best so far" if event.best else "")
         )
 
 
@@ -272,17 +266,15 @@ def header(event: RunStarted) -> list[str]:
     per_step = train["batch_size"] * train["grad_accum"] * train["seq_len"]
     texts = c["data"]["paths"]
     corpus = texts[0] if len(texts) == 1 else f"{len(texts)} paths" if texts else "built-in corpus"
-    tokens: int = getattr(event, "tokens", 0)
-    origins: Mapping[str, str] = getattr(event, "origins", {})
     begun = f", from step {event.step}" if event.step else ""
     return [
         f"model    {event.config['preset']}: {event.parameters:,} parameters, {model['family']}, "
         f"{model['layers']} layers, width {model['width']}",
-        f"text     {corpus}, {f'{tokens:,} training tokens, ' if tokens else ''}"
+        f"text     {corpus}, {event.tokens:,} training tokens, "
         f"vocabulary {c['tokenizer']['vocab_size']:,} ({c['tokenizer']['kind']})",
         f"compute  backend {compute['backend']}, {compute['precision']}, "
         f"{compute['threads']} thread{'s' if compute['threads'] > 1 else ''}"
-        + (f"; ops: {by_origin(origins)}" if origins else ""),
+        f"; ops: {by_origin(event.origins)}",
         f"run      {event.folder}: {event.steps:,} steps of {per_step:,} tokens{begun}",
     ]
 

@@ -67,6 +67,10 @@ def command(
 ) -> None:
     """Show what is installed: our own plugins and others', what they offer, and what is wrong.
 
+    A status is ok, unavailable (something it needs is not installed), disabled, incompatible (with
+    this version), duplicate (found twice, the first is used), conflict (two claim one name; write
+    DISTRIBUTION:NAME) or failed.
+
     \b
     Examples:
       splitbit-kit list-plugins
@@ -134,10 +138,10 @@ def ops(registry: Registry, preset: str | None, backend: str) -> list[dict[str, 
 
     Raises SplitbitError if a site is served by nobody, or a backend cannot run.
     """
+    from splitbit_kit.compute import choose
     from splitbit_kit.engine.params import ParameterStore
     from splitbit_kit.models.decoder import Decoder, parameter_specs
     from splitbit_kit.text.tokenizer_file import LEAST_VOCAB
-    from splitbit_kit.training.compute import choose
     from splitbit_kit.training.config import build_config
     from splitbit_kit.training.learner import plan
 

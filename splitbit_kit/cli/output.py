@@ -20,7 +20,7 @@ def emit(keys: Mapping[str, str], values: Mapping[str, Any]) -> None:
     keys: name -> meaning. Raises KeyError if one has no value.
     """
     row = {key: _plain(values[key]) for key in keys}
-    print(json.dumps(row, allow_nan=False, default=str), flush=True)
+    print(json.dumps(row, allow_nan=False), flush=True)
 
 
 def _plain(value: Any) -> Any:

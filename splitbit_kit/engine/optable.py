@@ -31,6 +31,11 @@ class Stub:
 
 
 @dataclass(frozen=True)
+class CacheStub:
+    """Stands for a key/value cache while a model is planned."""
+
+
+@dataclass(frozen=True)
 class Resolved:
     """What a site became: an op and the backend it comes from, or (op None) its smaller ops."""
 
@@ -38,6 +43,7 @@ class Resolved:
     op: Op | None
     origin: str
     make_cache: CacheMaker | None = None
+    declined: tuple[str, ...] = ()  # why offers before this one do not serve the site
 
 
 def operand_kind(operand: Any) -> str:
@@ -51,9 +57,11 @@ def operand_kind(operand: Any) -> str:
         if isinstance(value, PackedTensor):
             return f"packed:{value.format}"
         if isinstance(value, LowRank):
-            return "lowrank"
+            return f"lowrank:{operand_kind(value.base)}"
         return _PARAM_KINDS.get(value.dtype) or f"param:{value.dtype.name}"
-    return "cache"
+    if isinstance(operand, CacheStub) or hasattr(operand, "truncate"):
+        return "cache"
+    raise TypeError(f"{operand!r} cannot be an operand: pass an array, a parameter or a cache")
 
 
 _DTYPES = [np.dtype(t) for t in (np.float32, np.float64, np.int32, np.int64)]
@@ -75,6 +83,11 @@ class OpTable:
         self.train = train
         self.fuse = fuse
         self._resolved: dict[Any, Resolved] = {}
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of arrays between ops, which the first backend's precision decides."""
+        return np.dtype(np.float64 if self.chain[0][1].precision == "fp64" else np.float32)
 
     @property
     def flat(self) -> Mapping[str, Callable[..., Any]]:
@@ -104,8 +117,6 @@ class OpTable:
     def _decide(
         self, spec: OpSpec, site: Site, operands: tuple[Any, ...], static: Mapping[str, Any]
     ) -> Resolved:
-        if set(static) != set(spec.static):
-            raise TypeError(f"{spec.name} takes the static arguments {spec.static}, not {static}")
         if spec.fused and not self.fuse:
             return Resolved(site, None, "parts")
         reasons = []
@@ -123,10 +134,10 @@ class OpTable:
                 ):
                     reason = "a backend ahead of it offers one of its parts"
                 if reason is None:
-                    return Resolved(site, offer.op, name, offer.make_cache)
+                    return Resolved(site, offer.op, name, offer.make_cache, tuple(reasons))
                 reasons.append(f"{name} declines: {reason}")
         if spec.fused:
-            return Resolved(site, None, "parts")
+            return Resolved(site, None, "parts", declined=tuple(reasons))
         raise SplitbitError(
             f"no backend serves {site} ({'; '.join(reasons) or 'none offers it'}); "
             f"the chain is {', '.join(name for name, _ in self.chain)}"
@@ -136,7 +147,7 @@ class OpTable:
         self, place: int, spec: OpSpec, operands: tuple[Any, ...], static: Mapping[str, Any]
     ) -> bool:
         """Whether a backend before `place` would serve one of a fused op's parts."""
-        parts = _Parts()
+        parts = _Parts(self.dtype)
         assert spec.recipe is not None
         spec.recipe(parts, *operands, **static)
         for part, part_operands, part_static in parts.calls:
@@ -174,25 +185,18 @@ class Planner(Ops):
         if resolved.op is None:
             assert spec.recipe is not None
             return spec.recipe(self, *operands, **static)
-        return Stub(_result_dtype(operands))
+        return Stub(self.table.dtype)
 
 
 class _Parts(Ops):
     """Notes which ops a fused op is made of, whoever may serve them."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
         self.calls: list[tuple[OpSpec, tuple[Any, ...], dict[str, Any]]] = []
 
     def call(self, spec: OpSpec, operands: tuple[Any, ...], static: dict[str, Any]) -> Any:
         self.calls.append((spec, operands, static))
         if spec.recipe is not None:
             return spec.recipe(self, *operands, **static)
-        return Stub(_result_dtype(operands))
-
-
-def _result_dtype(operands: tuple[Any, ...]) -> np.dtype[Any]:
-    for operand in operands:
-        value = operand.value if isinstance(operand, Param) else operand
-        if isinstance(value, np.ndarray | Stub) and value.dtype.kind == "f":
-            return value.dtype
-    return np.dtype(np.float32)  # an embedding whose table is packed
+        return Stub(self._dtype)

@@ -44,6 +44,9 @@ class ParameterStore:
         self._frozen = dict(frozen or {})
         specs = [spec for spec in specs if spec.name not in self._frozen]
         self._specs = specs
+        for spec in specs:
+            if spec.decay and len(spec.shape) < 2:
+                raise ValueError(f"{spec.name}: only matrices decay, not shape {spec.shape}")
         specs.sort(key=lambda spec: (len(spec.shape) < 2, not spec.decay))
         self.dtype = np.dtype(dtype)
         self.version = 0

@@ -57,6 +57,8 @@ class Tape(Ops):
         if self._observe is not None and spec.name == "linear":
             self._observe(operands[1], operands[0])
         out, saved = resolved.op.forward(self.ctx, *operands, **static)
+        if any(out is operand for operand in operands):
+            raise TypeError(f"{spec.name} of {resolved.origin} returned one of its operands")
         if self.ctx.grad:
             self._records.append(_Record(resolved.op, operands, out, saved))
         return out
@@ -71,7 +73,7 @@ class Tape(Ops):
         """
         gradients: dict[int, Array] = {id(out): dout}
         wanted = {id(array) for array in wrt}
-        found: dict[int, Array] = {}
+        found = dict(gradients)
         while self._records:
             record = self._records.pop()
             gradient = gradients.pop(id(record.out), None)

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -72,6 +73,8 @@ class TrainConfig:
             ("eval_every", 0),
         ):
             _at_least(f"train.{key}", getattr(self, key), least)
+        if self.epochs == inf:
+            raise UsageError("train.epochs: inf is not a finite number")
         if self.seed >= 2**63:
             raise UsageError(f"train.seed: {self.seed} is not below 2^63")
         _one_of("train.non_finite", self.non_finite, ("stop", "skip"))
@@ -86,8 +89,8 @@ class OptimizerConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise UsageError(f"optimizer.lr: {self.lr} is not above 0")
+        if not 0 < self.lr < inf:
+            raise UsageError(f"optimizer.lr: {self.lr} is not a number above 0")
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from splitbit_kit.api import Context, Optimizer, Schedule, SplitbitError, State, Workspace
-from splitbit_kit.engine.optable import OpTable, Planner, Stub
+from splitbit_kit.api import Context, Optimizer, Schedule, SplitbitError, State
+from splitbit_kit.engine.optable import CacheStub, OpTable, Planner, Stub
 from splitbit_kit.engine.params import GradientBuffer
 from splitbit_kit.engine.tape import Tape
 from splitbit_kit.models.decoder import Decoder
@@ -36,19 +36,18 @@ class Outcome:
 class Learner:
     """A model with its gradients and its optimizer.
 
-    grad_clip: the greatest global norm of the gradient; 0 clips nothing. seed: of the dropouts.
+    ctx: what ops are given; its seed is that of the dropouts. grad_clip: the greatest global norm
+    of the gradient; 0 clips nothing.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         table: OpTable,
-        workspace: Workspace,
+        ctx: Context,
         optimizer: Optimizer,
         schedule: Schedule,
         *,
-        threads: int = 1,
-        seed: int = 0,
         grad_clip: float = 1.0,
     ) -> None:
         self.decoder = decoder
@@ -60,8 +59,17 @@ class Learner:
         self.grad_clip = grad_clip
         self._table = table
         self._flat_ops = table.flat
-        self._ctx = Context(workspace, threads=threads, seed=seed)
+        self._ctx = ctx
         plan(decoder, table)
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Which backend serves each op, with commas between several."""
+        found: dict[str, list[str]] = {}
+        for resolved in self._table.resolved:
+            if resolved.op is not None:
+                found.setdefault(resolved.site.op, []).append(resolved.origin)
+        return {op: ",".join(dict.fromkeys(origins)) for op, origins in found.items()}
 
     def step(self, step: int, micro_batches: Sequence[Batch]) -> Outcome:
         """Make optimizer step `step` (the first is 0) on all micro-batches together.
@@ -123,3 +131,4 @@ def plan(decoder: Decoder, table: OpTable) -> None:
     decoder.loss(ops, batch, batch.targets, weights, train=table.train)
     if not table.train:
         decoder.logits(ops, batch)
+        decoder.logits(ops, batch, [CacheStub()] * len(decoder.layers))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from splitbit_kit.api import Optimizer, Schedule, UsageError
+from splitbit_kit.compute import Compute, choose
 from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.formats import jsonl
 from splitbit_kit.formats.checkpoint import newest_valid
@@ -17,7 +18,6 @@ from splitbit_kit.models.decoder import Decoder, parameter_specs
 from splitbit_kit.registry import Registry
 from splitbit_kit.text.batches import Windows, samples_for_epochs, steps_for_epochs
 from splitbit_kit.text.tokenizer import Tokenizer
-from splitbit_kit.training.compute import Compute, choose
 from splitbit_kit.training.config import Config, build_config, from_dict, to_dict
 from splitbit_kit.training.data import Data, prepare
 from splitbit_kit.training.learner import Learner
@@ -127,7 +127,8 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     data = to_dict(config)
     for key, value in changes.items():
         section, _, name = key.partition(".")
-        if data.get(section, {}).get(name) == value:
+        held = data.get(section)
+        if (held.get(name) if isinstance(held, dict) else held) == value:
             continue
         if key not in CHANGEABLE:
             raise UsageError(
@@ -180,11 +181,9 @@ def _trainer(
     learner = Learner(
         Decoder(config.model, params),
         compute.table(train=True),
-        compute.workspace,
+        compute.context(grad=True, seed=config.train.seed),
         optimizer,
         _schedule(registry, config, config.train.steps),
-        threads=compute.threads,
-        seed=config.train.seed,
         grad_clip=config.train.grad_clip,
     )
     folder = folder or new_folder(config.preset)

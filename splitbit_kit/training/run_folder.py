@@ -17,6 +17,7 @@ import tomllib
 from dataclasses import asdict, dataclass, fields
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tomli_w
@@ -149,17 +150,21 @@ def read_header(model: Tensors, origin: str) -> ModelHeader:
     """Return what a model file says about itself. Raises SplitbitError naming the bad field."""
     metadata, arrays = model.metadata, model.arrays
 
-    def field(name: str) -> Any:
-        where = f"{origin}: metadata {name}"
+    def text(name: str) -> str:
         if name not in metadata:
-            raise SplitbitError(f"{where} is missing; was it written by splitbit-kit?")
-        return strict_json.parse(metadata[name].encode(), where)
+            raise SplitbitError(
+                f"{origin}: metadata {name} is missing; was it written by splitbit-kit?"
+            )
+        return metadata[name]
+
+    def field(name: str) -> Any:
+        return strict_json.parse(text(name).encode(), f"{origin}: metadata {name}")
 
     def expect(name: str, sound: bool, what: str) -> None:
         if not sound:
             raise SplitbitError(f"{origin}: metadata {name}: {what} is expected")
 
-    expect("format", metadata.get("format") == MODEL_FORMAT, MODEL_FORMAT)
+    expect("format", text("format") == MODEL_FORMAT, MODEL_FORMAT)
     vocabulary, shape, step = field("vocabulary"), field("model"), field("step")
     rows = len(arrays["tok.weight"]) if "tok.weight" in arrays else -1
     expect("vocabulary", vocabulary == rows, f"{rows}, the rows of tensor tok.weight,")
@@ -177,9 +182,7 @@ def read_header(model: Tensors, origin: str) -> ModelHeader:
         config = from_dict({"model": shape}).model
     except UsageError as error:
         raise SplitbitError(f"{origin}: metadata {error}") from None
-    return ModelHeader(
-        config, vocabulary, metadata.get("tokenizer_sha256", ""), step, loss, seen
-    )
+    return ModelHeader(config, vocabulary, text("tokenizer_sha256"), step, loss, seen)
 
 
 def _are_ranges(value: Any, size: int) -> bool:

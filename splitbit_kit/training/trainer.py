@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 from splitbit_kit.api import (
@@ -17,13 +18,13 @@ from splitbit_kit.api import (
     SplitbitError,
     StepDone,
 )
+from splitbit_kit.compute import Compute
 from splitbit_kit.evaluate import evaluate
 from splitbit_kit.formats import checkpoint, jsonl
 from splitbit_kit.formats.checkpoint import Checkpoint
 from splitbit_kit.formats.safetensors import Tensors
 from splitbit_kit.generate import generate
 from splitbit_kit.text.batches import Batch, Windows, batch
-from splitbit_kit.training.compute import Compute
 from splitbit_kit.training.config import Config, to_dict
 from splitbit_kit.training.data import Data
 from splitbit_kit.training.learner import Learner, NonFiniteError
@@ -86,6 +87,7 @@ class Trainer:
         self._should_stop = should_stop
         self._notify = notify
         self._started = time.perf_counter()
+        self._saved = self._stage()
 
     # ---- the loop
 
@@ -102,6 +104,8 @@ class Trainer:
                 self.folder.path,
                 to_dict(self.config),
                 self.learner.params.count,
+                len(self.data.training),
+                self.learner.origins,
                 progress.step,
                 steps,
             )
@@ -190,6 +194,8 @@ class Trainer:
             check=self._stop_if_asked,
         )
         progress.evaluated, progress.last_loss = progress.step, found.loss
+        held = inf if progress.best_loss is None else progress.best_loss
+        best = progress.step > 0 and found.loss < held
         self._emit(
             EvalDone(
                 progress.step,
@@ -198,9 +204,10 @@ class Trainer:
                 found.bits_per_byte,
                 found.tokens,
                 time.perf_counter() - begun,
+                best,
             )
         )
-        if progress.step and (progress.best_loss is None or found.loss < progress.best_loss):
+        if best:
             progress.best_loss, progress.best_step = found.loss, progress.step
             checkpoint.replace_model(self.folder.best, self._model())
 
@@ -226,8 +233,12 @@ class Trainer:
 
     def _save_if_due(self) -> None:
         every = self.config.checkpoint.save_every
-        if self.progress.step and self._due(every):
+        if self.progress.step and self._due(every) and self._stage() != self._saved:
             self._save()
+
+    def _stage(self) -> tuple[int, int, int]:
+        """Return what tells one moment of the run from another, as far as a checkpoint goes."""
+        return self.progress.step, self.progress.evaluated, self.progress.sampled
 
     def _stop_if_asked(self) -> None:
         if self._should_stop():
@@ -246,6 +257,7 @@ class Trainer:
         }
         tensors = {"model": self._model(), "optimizer": Tensors(self.learner.state, {})}
         path = checkpoint.save(self.folder.checkpoints, tensors, state)
+        self._saved = self._stage()
         try:
             checkpoint.prune(self.folder.checkpoints, self.config.checkpoint.keep)
         except SplitbitError as error:  # the new one stands; an old one too many does no harm
@@ -275,6 +287,7 @@ class Trainer:
                 )
             array[...] = kept
         self.progress = Progress(**{key: saved.state[key] for key in vars(Progress())})
+        self._saved = self._stage()
 
     def _model(self) -> Tensors:
         header = ModelHeader(

@@ -72,6 +72,9 @@ def test_the_rate_rises_then_falls_between_its_bounds(
     assert all(0 < rate <= lr for rate in rising)
     slack = lr * 1e-15  # rounding of the weighted sum
     assert all(floor - slack <= rate <= lr + slack for rate in falling)
+    if steps > warmup + 1:
+        assert rates[warmup] == lr  # to the bit, at both ends
+        assert rates[steps - 1] == floor
     assert all(b <= a + slack for a, b in pairwise(falling))
 
 

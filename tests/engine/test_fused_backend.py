@@ -11,7 +11,7 @@ import pytest
 from chains import DTYPES, backend
 from fused_backend import BLOCKS, fused_backend
 
-from splitbit_kit.api import Backend
+from splitbit_kit.api import Backend, Context
 from splitbit_kit.bundled.optimizers import AdamW
 from splitbit_kit.engine.optable import OpTable
 from splitbit_kit.engine.params import ParameterStore
@@ -42,7 +42,9 @@ def learner(config: ModelConfig, *names: str, precision: str = "fp32") -> Learne
     params = ParameterStore(specs, DTYPES[precision])
     params.initialise(specs, seed=3)
     table = OpTable(chain(*names, precision=precision), train=True)
-    return Learner(Decoder(config, params), table, BufferPool(), AdamW(), lambda step: 1e-2)
+    return Learner(
+        Decoder(config, params), table, Context(BufferPool()), AdamW(), lambda step: 1e-2
+    )
 
 
 def batches() -> Sequence[Batch]:

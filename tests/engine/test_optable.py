@@ -12,6 +12,7 @@ from chains import chain as real_chain
 from splitbit_kit.api import (
     OPS,
     Backend,
+    Context,
     Op,
     OpOffer,
     PackedTensor,
@@ -20,7 +21,7 @@ from splitbit_kit.api import (
     SplitbitError,
     accepts_anything,
 )
-from splitbit_kit.engine.optable import OpTable, Planner, Resolved, Stub, operand_kind
+from splitbit_kit.engine.optable import CacheStub, OpTable, Planner, Resolved, Stub, operand_kind
 from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.engine.workspace import BufferPool
 from splitbit_kit.models.config import ModelConfig
@@ -216,9 +217,9 @@ def test_a_packed_linear_ahead_goes_before_a_fused_op() -> None:
 def test_an_unknown_static_argument_is_refused() -> None:
     t = table(a=offers("gelu", "rms_norm"))
     with pytest.raises(TypeError, match="gelu takes the static arguments"):
-        resolve(t, "gelu", X, exact=True)
+        Planner(t).gelu(X, exact=True)
     with pytest.raises(TypeError, match="attention takes the static arguments"):
-        resolve(t, "attention", X, X, X, IDS, heads=2)  # kv_heads is missing
+        Planner(t).attention(X, X, X, IDS, heads=2)  # kv_heads is missing
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ def test_an_unknown_static_argument_is_refused() -> None:
         (np.zeros(2, np.float16), "array:float16"),
         (W, "param:float32"),
         (packed("q8"), "packed:q8"),
-        (object(), "cache"),
+        (CacheStub(), "cache"),
     ],
 )
 def test_operand_kinds(operand: Any, kind: str) -> None:
@@ -281,7 +282,9 @@ def test_nothing_is_resolved_inside_a_step(family: str, dropout: float) -> None:
         def update(self, *args: Any, **options: Any) -> None:
             pass
 
-    learner = Learner(Decoder(config, params), t, BufferPool(), NoUpdate(), lambda step: 0.0)
+    learner = Learner(
+        Decoder(config, params), t, Context(BufferPool()), NoUpdate(), lambda step: 0.0
+    )
     assert len(seen) == len(set(seen)) > 5
     before = len(seen)
     for step in range(3):

@@ -59,9 +59,9 @@ def unpack(packed: PackedTensor, start: int, stop: int) -> Array:
     return packed.arrays["codes"][start:stop] * packed.arrays["scale"][start:stop]
 
 
-def context(**options: Any) -> Context:
+def context(dtype: Any = np.float64, **options: Any) -> Context:
     """Return a context with rubbish for memory, which can decode `pack`'s format."""
-    return Context(Poison(), unpack=unpack, **options)
+    return Context(Poison(), np.dtype(dtype), unpack=unpack, **options)
 
 
 @dataclass

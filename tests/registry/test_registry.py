@@ -266,13 +266,17 @@ def test_commands_are_known_without_importing_them(site: Any) -> None:
     rows = {(row.distribution, row.name): row for row in registry.listing("command")}
     assert rows["one", "tidy"].status == "ok"
     assert rows["one", "plot"].status == rows["two", "plot"].status == "conflict"
-    assert rows["two", "train"].reason == ("train is a command of splitbit-kit; write two:train")
+    assert rows["two", "train"].reason == (
+        "splitbit-kit has a command of this name; write two:train"
+    )
     assert "one" not in sys.modules
 
 
 def test_a_disabled_command_is_gone(site: Any) -> None:
     site.install("one", "", entry_points=VERB + "tidy = one:command\n")
     assert commands(PluginOptions(("one",)), path=site.path) == {}
+    with pytest.raises(UsageError, match="-p no:other: there is no such plugin"):
+        commands(PluginOptions(("other",)), path=site.path)
     (row,) = site.registry("one").listing("command")
     assert (row.status, row.reason) == ("disabled", "-p no:one")
 

@@ -25,16 +25,20 @@ from splitbit_kit.api import (
     StepDone,
     hookspecs,
 )
-from splitbit_kit.registry import EVENT_HOOKS, HOOKS, KINDS, OFFER_TYPES
+from splitbit_kit.registry import EVENT_HOOKS, HOOKS, KINDS, OFFER_TYPES, STATUSES
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "plugins"
 
 STEP = StepDone(step=1, loss=2.0, lr=1e-3, grad_norm=101.0, tokens=8, seconds=0.1)
 EVENTS = {
-    "run_started": RunStarted(Path("runs/a"), {}, parameters=1234, step=0, steps=9),
+    "run_started": RunStarted(
+        Path("runs/a"), {}, parameters=1234, tokens=99, origins={}, step=0, steps=9
+    ),
     "step_done": STEP,
-    "eval_done": EvalDone(3, loss=1.0, perplexity=2.7, bits_per_byte=1.5, tokens=9, seconds=1.0),
+    "eval_done": EvalDone(
+        3, 1.0, perplexity=2.7, bits_per_byte=1.5, tokens=9, seconds=1.0, best=True
+    ),
     "sample_written": SampleWritten(4, prompt="To ", text="be"),
     "checkpoint_saved": CheckpointSaved(5, Path("runs/a/step-000005"), best=True),
     "run_ended": RunEnded(9, "finished", {}),
@@ -90,6 +94,12 @@ def test_every_hook_has_a_page_with_its_signature(hook: str) -> None:
 def test_every_page_is_about_a_hook() -> None:
     pages = {page(hook) for hook in HOOKS} | {PAGES / "README.md"}
     assert set(PAGES.glob("*.md")) == pages
+
+
+def test_every_status_is_explained() -> None:
+    text = (PAGES / "README.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| status \| meaning \|\n\|.*\n((?:\|.*\n)+)", text, re.M)
+    assert tuple(row.split("|")[1].strip() for row in table.splitlines()) == STATUSES
 
 
 def test_every_kind_and_event_is_known() -> None:
@@ -279,9 +289,16 @@ def test_a_strangers_probe_is_asked_before_ours(site: Any) -> None:
     site.install_ourselves()
     assert site.registry().probe().sources["threads"] != "a stranger"
     answer = "Hardware(2, 2, 10**9, 'light', {'threads': 'a stranger'})"
-    site.install("stranger", PROBE.format(how="", answer=answer))
+    site.install("a-stranger", PROBE.format(how="", answer=answer))
     assert site.registry().probe().sources["threads"] == "a stranger"
-    assert site.registry("stranger").probe().sources["threads"] != "a stranger"
+    assert site.registry("a-stranger").probe().sources["threads"] != "a stranger"
+
+
+def test_the_machine_is_asked_about_once(site: Any, capsys: Any) -> None:
+    site.install("good", PROBE.format(how="", answer=f"print('asked') or {GOOD}"))
+    registry = site.registry()
+    assert registry.probe() is registry.probe()
+    assert capsys.readouterr().out == "asked\n"
 
 
 def test_without_a_probe_the_affinity_mask_counts(

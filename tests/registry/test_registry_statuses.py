@@ -62,6 +62,16 @@ BAD = {
         "failed",
         "needs of a is 'numba'; a tuple",
     ),
+    "needs a version": (
+        OFFER + "[OptimizerOffer('a', '', dict, ('numpy>=2',))]",
+        "failed",
+        "needs of a is ('numpy>=2',); a tuple of distribution names",
+    ),
+    "version that cannot be read": (
+        "def __getattr__(name): raise OSError(name)\n" + OFFER + "[]",
+        "failed",
+        "OSError: SPLITBIT_API_VERSION",
+    ),
     "name twice": (OFFER + "[OptimizerOffer('a', '', dict)] * 2", "failed", "a is offered twice"),
     "newer": (
         f"SPLITBIT_API_VERSION = {API_VERSION + 1}\n" + OFFER + "[]",
@@ -210,7 +220,7 @@ def test_two_distributions_with_one_name_are_in_conflict(site: Any, optimizer: C
     assert [row.status for row in rows] == ["conflict", "conflict", "ok"]
     for row in rows[:2]:
         assert row.reason == (
-            "lion-one and lion-two both offer optimizer lion; write lion-one:lion or lion-two:lion"
+            "offered by lion-one and lion-two; write lion-one:lion or lion-two:lion"
         )
     with pytest.raises(UsageError, match="write lion-one:lion or lion-two:lion"):
         registry.offer("optimizer", "lion")
@@ -236,7 +246,9 @@ def test_a_name_is_in_conflict_even_if_one_of_two_is_unavailable(
     site.install("far", OFFER + "[OptimizerOffer('x', '', dict, ('no-such-dist',))]")
     registry = site.registry()
     assert registry.names("optimizer") == ["near:x"]
-    with pytest.raises(UsageError, match="far and near both offer optimizer x; write far:x or"):
+    with pytest.raises(
+        UsageError, match="optimizer x: offered by far and near; write far:x or near:x"
+    ):
         registry.offer("optimizer", "x")
     with pytest.raises(SplitbitError, match="far:x is unavailable: no-such-dist is not installed"):
         registry.offer("optimizer", "far:x")
@@ -266,13 +278,14 @@ def test_entry_points_that_cannot_be_read_are_listed(site: Any, optimizer: Code)
 
 
 def test_metadata_that_cannot_be_read_stops_nobody(site: Any, optimizer: Code) -> None:
-    site.install("nameless", optimizer("y"))
-    (site.folder / "nameless-1.0.dist-info" / "METADATA").unlink()
+    for name in ("y", "z"):
+        site.install(f"nameless-{name}", optimizer(name))
+        (site.folder / f"nameless_{name}-1.0.dist-info" / "METADATA").unlink()
     (site.folder / "empty-1.0.dist-info").mkdir()
     (site.folder / "binary-1.0.dist-info").mkdir()
     (site.folder / "binary-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe\x00")
     site.install("good", optimizer("x"))
-    assert site.registry().names("optimizer") == ["x", "y"]
+    assert site.registry().names("optimizer") == ["x", "y", "z"]
 
 
 def test_the_source_of_an_editable_install_is_told(site: Any, optimizer: Code) -> None:
@@ -280,3 +293,44 @@ def test_the_source_of_an_editable_install_is_told(site: Any, optimizer: Code) -
     (row,) = site.registry().listing("plugin")
     assert row.location == "/home/me/mine (editable)"
     assert row.summary == "offers optimizer x"
+
+
+def test_an_entry_point_can_name_an_object(site: Any, optimizer: Code) -> None:
+    site.install(
+        "objects",
+        HEAD
+        + "class Plugin:\n"
+        + "    def __init__(self, name): self.name = name\n"
+        + "    @hookimpl\n"
+        + "    def optimizers(self): return [OptimizerOffer(self.name, '', dict)]\n"
+        + "one, two = Plugin('one'), Plugin('two')\n",
+        entry_points="[splitbit_kit.plugins]\na = objects:one\nb = objects:two\nc = objects:no\n",
+    )
+    registry = site.registry()
+    assert registry.names("optimizer") == ["one", "two"]
+    assert "has no attribute 'no'" in plugin(registry, "c").reason
+
+
+def test_objects_that_cannot_be_compared_or_hashed_disturb_nobody(site: Any) -> None:
+    site.install(
+        "odd",
+        HEAD
+        + "class Odd:\n"
+        + "    __hash__ = None\n"
+        + "    def __eq__(self, other): raise TypeError\n"
+        + "    @hookimpl\n"
+        + "    def optimizers(self): return [OptimizerOffer('odd', '', dict)]\n"
+        + "odd = Odd()\n",
+        entry_points="[splitbit_kit.plugins]\nodd = odd:odd\n",
+    )
+    site.install("zz-after", OFFER + "[OptimizerOffer('after', '', dict)]")
+    registry = site.registry()
+    assert plugin(registry, "odd").status == "failed"
+    assert registry.names("optimizer") == ["after"]
+
+
+def test_a_listing_does_not_depend_on_the_order_of_folders(site: Any, optimizer: Code) -> None:
+    other = site.another("other")
+    for name in "dbca":
+        site.install(name * 3, optimizer(name), at=other if name in "ab" else None)
+    assert [row.name for row in site.registry().listing("plugin")] == ["aaa", "bbb", "ccc", "ddd"]

@@ -34,12 +34,14 @@ def text(tmp_path):
 def tiny(tmp_path, text):
     """Call tiny(name, **{"section.key": value}) to train; it returns run, events and notices."""
 
-    def run(name="run", overwrite=False, stop_at=None, **changes):
-        config = {section: keys for section, keys in TINY.items()}
+    def run(name="run", overwrite=False, **changes):
+        config = dict(TINY)
         for key, value in changes.items():
             section, _, name_ = key.partition(".")
             config[section] = {**config[section], name_: value}
-        return _told(lambda around: train(config, text, tmp_path / name, overwrite=overwrite, around=around))
+        return _told(
+            lambda around: train(config, text, tmp_path / name, overwrite=overwrite, around=around)
+        )
 
     return run
 

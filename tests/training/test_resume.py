@@ -1,17 +1,13 @@
 """A run that is stopped anywhere and resumed ends with the bits of one left alone."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from splitbit_kit.api import SplitbitError, StepDone, UsageError
 from splitbit_kit.formats import checkpoint, jsonl, safetensors
-from splitbit_kit.training import trainer as trainer_module
 from splitbit_kit.training.trainer import Interrupted, Trainer
 
 PARTS = ("model", "optimizer")
@@ -90,6 +86,7 @@ def test_killed_between_checkpoints_and_resumed(tiny, again, tmp_path, monkeypat
         pass
 
     for kill in (1, 3, 6):
+
         def one_step(self, kill=kill):
             if self.progress.step == kill:
                 raise Killed
@@ -170,7 +167,7 @@ def test_changed_data_is_refused(tiny, again, text):
 def test_another_tokenizer_is_refused(tiny, again, tmp_path):
     tiny("run")
     tiny("other", **{"tokenizer.kind": "char"})
-    os.replace(tmp_path / "other/tokenizer.json", tmp_path / "run/tokenizer.json")
+    (tmp_path / "other/tokenizer.json").replace(tmp_path / "run/tokenizer.json")
     with pytest.raises(SplitbitError, match="tokenizer"):
         again("run")
 

@@ -27,7 +27,14 @@ def of(kind, events):
 def test_a_run_leaves_what_the_issue_promises(tiny):
     run, events, _ = tiny()
     names = {path.name for path in run.folder.iterdir() if not path.name.startswith(".")}
-    assert names == {"config.toml", "tokenizer.json", "metrics.jsonl", "checkpoints", "best", "final"}
+    assert names == {
+        "config.toml",
+        "tokenizer.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "best",
+        "final",
+    }
     assert (run.folder / "best/model.safetensors").exists()
     assert (run.folder / "final/model.safetensors").exists()
     assert sorted(p.name for p in (run.folder / "checkpoints").iterdir()) == [
@@ -91,7 +98,9 @@ def test_the_best_model_is_the_one_with_the_lowest_loss(tiny):
 
 def test_ids_never_seen_in_training_are_kept_with_the_model(tiny, text):
     run, _, _ = tiny()
-    unseen = json.loads(safetensors.read(run.folder / "final/model.safetensors").metadata["unseen_ids"])
+    unseen = json.loads(
+        safetensors.read(run.folder / "final/model.safetensors").metadata["unseen_ids"]
+    )
     seen = set(range(257)) - {i for start, stop in unseen for i in range(start, stop)}
     trained = text.read_bytes()
     assert seen == set(trained[: int((len(trained) + 1) * 0.9)])
@@ -106,8 +115,8 @@ def test_epochs_decide_the_steps_and_the_last_batch_may_be_ragged(tiny):
 
 
 def test_accumulation_equals_the_large_batch(tiny):
-    one, events_one, _ = tiny("one", **{"train.batch_size": 4, "train.grad_accum": 1})
-    many, events_many, _ = tiny("many", **{"train.batch_size": 1, "train.grad_accum": 4})
+    _, events_one, _ = tiny("one", **{"train.batch_size": 4, "train.grad_accum": 1})
+    _, events_many, _ = tiny("many", **{"train.batch_size": 1, "train.grad_accum": 4})
     for a, b in zip(of(StepDone, events_one), of(StepDone, events_many), strict=True):
         assert a.loss == pytest.approx(b.loss, rel=1e-5)
         assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-4)

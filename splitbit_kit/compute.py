@@ -47,7 +47,12 @@ class Compute:
     def context(self, *, grad: bool = False, seed: int = 0) -> Context:
         """Return a new context for ops."""
         return Context(
-            self.workspace, threads=self.threads, grad=grad, seed=seed, unpack=self.unpack
+            self.workspace,
+            dtype=self.dtype,
+            threads=self.threads,
+            grad=grad,
+            seed=seed,
+            unpack=self.unpack,
         )
 
 
@@ -101,7 +106,7 @@ def _first_that_works(
         try:
             backend = build(name, precision)
         except SplitbitError as error:
-            missed.append(str(error))
+            missed.append(str(error).split(";")[0])
             continue
         if missed:
             notify(f"backend: {name} ({'; '.join(missed)})")
