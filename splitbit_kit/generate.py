@@ -314,7 +314,8 @@ def new_caches(
     ids: Any = Stub(np.dtype(np.int32))
     planner = _CachePlanner(table)
     stubs = Tokens(ids, ids, ids)
-    decoder.logits(planner, stubs, [CacheStub()] * decoder.config.layers)
+    unmade: Any = [CacheStub()] * decoder.config.layers
+    decoder.logits(planner, stubs, unmade)
     config = decoder.config
     return [
         make(

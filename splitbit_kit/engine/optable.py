@@ -119,7 +119,7 @@ class OpTable:
     ) -> Resolved:
         if spec.fused and not self.fuse:
             return Resolved(site, None, "parts")
-        reasons = []
+        reasons: list[str] = []
         for place, (name, backend) in enumerate(self.chain):
             for offer_name in _offer_names(spec, operands):
                 offer = backend.ops.get(offer_name)

@@ -131,4 +131,5 @@ def plan(decoder: Decoder, table: OpTable) -> None:
     decoder.loss(ops, batch, batch.targets, weights, train=table.train)
     if not table.train:
         decoder.logits(ops, batch)
-        decoder.logits(ops, batch, [CacheStub()] * len(decoder.layers))
+        caches: Any = [CacheStub()] * len(decoder.layers)
+        decoder.logits(ops, batch, caches)

@@ -130,6 +130,8 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
         held = data.get(section)
         if (held.get(name) if isinstance(held, dict) else held) == value:
             continue
+        if key == "tokenizer.vocab_size" and config.tokenizer.vocab_size <= value:
+            continue  # it is the most that is wanted; the run has what came of it
         if key not in CHANGEABLE:
             raise UsageError(
                 f"{key}: a resumed run keeps what it was begun with; "
