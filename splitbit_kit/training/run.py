@@ -124,14 +124,18 @@ def resume(
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """Return a run's configuration with changes. Raises UsageError naming a forbidden one."""
-    data = to_dict(config)
+    data, defaults = to_dict(config), to_dict(Config())
     for key, value in changes.items():
         section, _, name = key.partition(".")
-        held = data.get(section)
-        if (held.get(name) if isinstance(held, dict) else held) == value:
+        held, default = (d.get(section) for d in (data, defaults))
+        if isinstance(held, dict):
+            held, default = held.get(name), default.get(name)
+        if value == held:
             continue
-        if key == "tokenizer.vocab_size" and config.tokenizer.vocab_size <= value:
-            continue  # it is the most that is wanted; the run has what came of it
+        if key == "tokenizer.vocab_size" and value > held:
+            continue  # the most that was wanted; the run has what came of it
+        if key not in CHANGEABLE and value in (0, "auto") and value == default:
+            continue  # what the run once resolved itself
         if key not in CHANGEABLE:
             raise UsageError(
                 f"{key}: a resumed run keeps what it was begun with; "
