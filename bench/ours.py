@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from turns import serve
 
+from splitbit_kit.compute import choose
 from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.models.decoder import Decoder, parameter_specs
 from splitbit_kit.registry import Registry
 from splitbit_kit.text.batches import Batch
-from splitbit_kit.compute import choose
 from splitbit_kit.training.learner import Learner
 
 BATCHES = 16  # distinct ones, as the peer has

@@ -82,7 +82,6 @@ def parts(pair: Any, out: TextIO, steps: int = 100) -> dict[str, Any]:
     targets: list[tuple[Any, str, str]] = [
         (tape.Tape, "call", "Tape.call"),
         (tape.Tape, "backward", "Tape.backward"),
-        (tape, "_activations", "Tape.backward: _activations"),
         (tape.Tape, "_refuse_raw_parameters", "Tape: refuse raw parameters"),
         (optable.OpTable, "resolve", "OpTable.resolve"),
         (workspace.BufferPool, "take", "workspace.take"),

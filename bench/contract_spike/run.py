@@ -185,12 +185,7 @@ def main() -> int:
     parser.add_argument("--parts", action="store_true", help="what each part of Python costs")
     parser.add_argument("--json", action="store_true", help="one object as the last line")
     parser.add_argument("--whole", action="store_true", help="each block as one compiled call")
-    parser.add_argument("--patched", nargs="?", const="", help="with the changes of patches.py")
     options = parser.parse_args()
-    if options.patched is not None:
-        import patches
-
-        patches.apply(*[options.patched] if options.patched else [])
     report: dict[str, Any] = {"limit": LIMIT, "cpu": cpu(), "threads": options.threads}
     say = sys.stderr if options.json else sys.stdout
     failed = False

@@ -164,6 +164,8 @@ class Site:
     static: tuple[tuple[str, Any], ...]
     operands: tuple[str, ...]
     train: bool
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """of each operand that is a parameter; () of the others"""
 
     def __str__(self) -> str:
         static = ", ".join(f"{k}={v!r}" for k, v in self.static)

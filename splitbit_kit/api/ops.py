@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, Concatenate, ParamSpec
 
@@ -39,11 +39,6 @@ class OpSpec:
     recipe: Callable[..., Array] | None
     doc: str
 
-    @cached_property
-    def static_set(self) -> frozenset[str]:
-        """The names of the static arguments, all of which a call has."""
-        return frozenset(self.static)
-
     @property
     def fused(self) -> bool:
         """Whether the op is defined by smaller ops."""
@@ -65,10 +60,15 @@ def _op(
     def call(self: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
         missing = len(spec.operands) - len(args)
         filled = (*args, *(None,) * missing) if missing else args
-        given = {**spec.defaults, **kwargs}
-        if given.keys() != spec.static_set:
-            raise TypeError(f"{spec.name} takes the static arguments {spec.static}, not {given}")
-        result: Array = self.call(spec, filled, {key: given[key] for key in spec.static})
+        static: dict[str, Any] = kwargs
+        if tuple(static) != spec.static:  # not all of them, or in another order
+            given = {**spec.defaults, **static}
+            if given.keys() != set(spec.static):
+                raise TypeError(
+                    f"{spec.name} takes the static arguments {spec.static}, not {given}"
+                )
+            static = {key: given[key] for key in spec.static}
+        result: Array = self.call(spec, filled, static)
         return result
 
     call.spec = spec  # type: ignore[attr-defined]

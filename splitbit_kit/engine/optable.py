@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,12 @@ class Resolved:
     make_cache: CacheMaker | None = None
     declined: tuple[str, ...] = ()  # why offers before this one do not serve the site
 
+    @cached_property
+    def activations(self) -> tuple[int, ...]:
+        """The places of the operands that have gradients: floating-point arrays."""
+        kinds = enumerate(self.site.operands)
+        return tuple(place for place, kind in kinds if kind.startswith("array:float"))
+
 
 def operand_kind(operand: Any) -> str:
     """Return an operand's kind, as `Site.operands` names them."""
@@ -82,7 +89,8 @@ class OpTable:
         self.chain = tuple(chain)
         self.train = train
         self.fuse = fuse
-        self._resolved: dict[Any, Resolved] = {}
+        self._resolved: dict[Any, Resolved] = {}  # by site, in words
+        self._calls: dict[Any, Resolved] = {}  # by what a call is made of
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -105,14 +113,37 @@ class OpTable:
     def resolve(
         self, spec: OpSpec, operands: tuple[Any, ...], static: Mapping[str, Any]
     ) -> Resolved:
-        """Return what serves a call. Only the first call of a site does any work."""
-        kinds = tuple(map(operand_kind, operands))
-        key = (spec.name, kinds, *static.items())
-        found = self._resolved.get(key)
-        if found is None:
-            site = Site(spec.name, tuple(static.items()), kinds, self.train)
-            found = self._resolved[key] = self._decide(spec, site, operands, static)
+        """Return what serves a call. Only the first call of a site does any work.
+
+        A model that trains makes the same calls with the same parameters in every step, so they are
+        known again by those, before any words are made for the site.
+        """
+        call = (
+            spec.name,
+            *[o.dtype if type(o) is np.ndarray else o for o in operands],
+            *static.values(),
+        )
+        known = self._calls.get(call)
+        if known is not None:
+            return known
+        found = self._resolve_site(spec, operands, static)
+        if self.train:  # at inference caches come and go
+            self._calls[call] = found
         return found
+
+    def _resolve_site(
+        self, spec: OpSpec, operands: tuple[Any, ...], static: Mapping[str, Any]
+    ) -> Resolved:
+        site = self._site(spec, operands, static)
+        found = self._resolved.get(site)
+        if found is None:
+            found = self._resolved[site] = self._decide(spec, site, operands, static)
+        return found
+
+    def _site(self, spec: OpSpec, operands: tuple[Any, ...], static: Mapping[str, Any]) -> Site:
+        kinds = tuple(map(operand_kind, operands))
+        shapes = tuple(o.shape if isinstance(o, Param) else () for o in operands)
+        return Site(spec.name, tuple(static.items()), kinds, self.train, shapes)
 
     def _decide(
         self, spec: OpSpec, site: Site, operands: tuple[Any, ...], static: Mapping[str, Any]
@@ -151,8 +182,7 @@ class OpTable:
         assert spec.recipe is not None
         spec.recipe(parts, *operands, **static)
         for part, part_operands, part_static in parts.calls:
-            kinds = tuple(map(operand_kind, part_operands))
-            site = Site(part.name, tuple(part_static.items()), kinds, self.train)
+            site = self._site(part, part_operands, part_static)
             for _, backend in self.chain[:place]:
                 for offer_name in _offer_names(part, part_operands):
                     offer = backend.ops.get(offer_name)

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from splitbit_kit.api import Context, Gradients, Op, Ops, OpSpec, Param
-from splitbit_kit.engine.optable import OpTable
+from splitbit_kit.api import Context, Gradients, Ops, OpSpec, Param
+from splitbit_kit.engine.optable import OpTable, Resolved
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Observer = Callable[[Param, Array], None]
 
 
 class _Record(NamedTuple):
-    op: Op
+    resolved: Resolved
     operands: tuple[Any, ...]
     out: Array
     saved: Any
@@ -57,10 +57,10 @@ class Tape(Ops):
         if self._observe is not None and spec.name == "linear":
             self._observe(operands[1], operands[0])
         out, saved = resolved.op.forward(self.ctx, *operands, **static)
-        if any(out is operand for operand in operands):
+        if id(out) in map(id, operands):
             raise TypeError(f"{spec.name} of {resolved.origin} returned one of its operands")
         if self.ctx.grad:
-            self._records.append(_Record(resolved.op, operands, out, saved))
+            self._records.append(_Record(resolved, operands, out, saved))
         return out
 
     def backward(
@@ -79,14 +79,16 @@ class Tape(Ops):
             gradient = gradients.pop(id(record.out), None)
             if gradient is None:
                 continue
-            assert record.op.backward is not None
-            results = record.op.backward(self.ctx, gradient, record.saved, grads)
-            for operand, result in zip(_activations(record.operands), results, strict=True):
+            op, places = record.resolved.op, record.resolved.activations
+            assert op is not None and op.backward is not None
+            results = op.backward(self.ctx, gradient, record.saved, grads)
+            for place, result in zip(places, results, strict=True):
                 if result is None:
                     continue
-                held = gradients.get(id(operand))
+                key = id(record.operands[place])
+                held = gradients.get(key)
                 # out of place: `held` may be another op's result that is used elsewhere
-                gradients[id(operand)] = result if held is None else self._sum(held, result)
+                gradients[key] = result if held is None else self._sum(held, result)
             if wanted:
                 found.update((key, gradients[key]) for key in wanted & gradients.keys())
         return tuple(found.get(id(array)) for array in wrt)
@@ -100,7 +102,3 @@ class Tape(Ops):
         for name, operand in zip(spec.operands, operands, strict=True):
             if isinstance(operand, np.ndarray) and np.may_share_memory(operand, self._flat):
                 raise TypeError(f"{spec.name}: pass the parameter itself as {name}, not its array")
-
-
-def _activations(operands: tuple[Any, ...]) -> list[Array]:
-    return [o for o in operands if isinstance(o, np.ndarray) and o.dtype.kind == "f"]

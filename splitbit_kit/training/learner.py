@@ -60,6 +60,8 @@ class Learner:
         self._table = table
         self._flat_ops = table.flat
         self._ctx = ctx
+        self._unchecked: Array | None = self.params.values  # no raw view of it is an operand
+        self._shares = np.empty(0, self.params.dtype)
         plan(decoder, table)
 
     @property
@@ -102,13 +104,19 @@ class Learner:
         self.grads.begin()
         for i, batch in enumerate(micro_batches):
             self._ctx.step, self._ctx.micro_batch = step, i
-            weights = np.full(batch.ids.size, share, self.params.dtype)
-            tape = Tape(self._table, self._ctx, flat=self.params.values)
+            weights = self._weights(batch.ids.size, share)
+            tape = Tape(self._table, self._ctx, flat=self._unchecked)
             nll = self.decoder.loss(tape, batch, batch.targets, weights)
-            loss += share * float(np.sum(nll, dtype=np.float64))
+            self._unchecked = None  # every step makes the same calls
+            loss += share * float(np.add.reduce(nll, dtype=np.float64))
             tape.backward(nll, weights, self.grads)
         self.grads.finish()
         return loss
+
+    def _weights(self, count: int, share: float) -> Array:
+        if self._shares.size != count or self._shares[0] != self.params.dtype.type(share):
+            self._shares = np.full(count, share, self.params.dtype)
+        return self._shares
 
     def _what_is_bad(self, step: int, loss: float, norm: float) -> str:
         for param in self.params:

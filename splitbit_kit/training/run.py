@@ -126,10 +126,7 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """Return a run's configuration with changes. Raises UsageError naming a forbidden one."""
     data, defaults = to_dict(config), to_dict(Config())
     for key, value in changes.items():
-        section, _, name = key.partition(".")
-        held, default = (d.get(section) for d in (data, defaults))
-        if isinstance(held, dict):
-            held, default = held.get(name), default.get(name)
+        held, default = _at(data, key), _at(defaults, key)
         if value == held:
             continue
         if key == "tokenizer.vocab_size" and value > held:
@@ -141,6 +138,7 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
                 f"{key}: a resumed run keeps what it was begun with; "
                 f"only {', '.join(CHANGEABLE)} can change"
             )
+        section, _, name = key.partition(".")
         data[section][name] = value
     if "train.steps" in changes:
         data["train"]["epochs"] = 0.0
@@ -149,6 +147,12 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     if "compute.backend" in changes:
         data["compute"]["precision"] = _kept_precision(config)
     return from_dict(data)
+
+
+def _at(data: Mapping[str, Any], key: str) -> Any:
+    section, _, name = key.partition(".")
+    found = data.get(section)
+    return found.get(name) if isinstance(found, dict) else found
 
 
 def _kept_precision(config: Config) -> str:
