@@ -117,7 +117,7 @@ class Model:
 
     def _ids(self, text: str | Path | Ids) -> NDArray[np.integer[Any]]:
         if isinstance(text, Path):
-            return encode_file(str(text), self.tokenizer)
+            return encode_file(str(text), self.tokenizer, notify=self.notify)
         if isinstance(text, str):
             return self.tokenizer.encode(text)
         ids = np.asarray(text)

@@ -95,7 +95,13 @@ def attention(
     heads: int,
     kv_heads: int,
 ) -> tuple[Array, Any]:  # q (N, H * D), k and v (N, K * D), starts (S + 1,) -> (N, H * D)
-    """softmax(q k' / sqrt(D)) v, head by head, over the tokens up to each row's own."""
+    """softmax(q k' / sqrt(D)) v, head by head, over the tokens up to each row's own.
+
+    Raises ValueError unless `starts` rises from 0 to N.
+    """
+    if starts[0] != 0 or starts[-1] != len(q) or (np.diff(starts) < 0).any():
+        # rows of no sequence would be left unwritten
+        raise ValueError(f"attention: starts must rise from 0 to the {len(q)} rows of q: {starts}")
     size = q.shape[1] // heads
     past = np.zeros(len(starts) - 1, np.int32)
     if cache is not None:
@@ -137,9 +143,7 @@ def attention_backward(
     size = dout.shape[1] // heads
     dq = ctx.workspace.take(dout.shape, dout.dtype)
     dk, dv = ctx.workspace.take(k.shape, k.dtype), ctx.workspace.take(v.shape, v.dtype)
-    while (
-        tiles
-    ):  # from the last: a group's last tile meets all its keys, so it comes to write first
+    while tiles:  # from the last: a group's last tile meets all its keys, so it writes first
         group, rows, scaled, p = tiles.pop()
         parts = (group.split(x, kv_heads, size) for x in (dout, dq, k, v, dk, dv))
         douts, dqueries, keys, values, dkeys, dvalues = parts

@@ -35,6 +35,8 @@ def accepts(forward: Callable[..., Any], **kinds: str) -> Callable[[Site], str |
             if operand.partition(":")[0] not in served.split() and operand not in served.split():
                 return f"{name}: {operand} is not served, only {served.replace(' ', ', ')}"
             kind, _, detail = operand.removeprefix("lowrank:").partition(":")
+            if kind == "lowrank":
+                return f"{name}: {operand} is not served, a low-rank weight's base must not be one"
             if kind in ("array", "param") and operand not in served.split():
                 compute.add(detail)
         if wrong := compute.difference(COMPUTE):

@@ -111,4 +111,4 @@ def app(plugins: tuple[str, ...], no_plugins: bool, debug: bool) -> None:
       splitbit-kit train texts/ --preset nanogpt-laptop --out runs/bard
       splitbit-kit generate runs/bard --prompt "ROMEO:"
     """
-    # -p, --no-plugins and --debug are here for the help alone: `split_settings` has taken them
+    # -p, --no-plugins and --debug are here for the help alone: `cli/settings.py` has taken them

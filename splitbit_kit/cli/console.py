@@ -294,8 +294,10 @@ def by_origin(origins: Mapping[str, str]) -> str:
 def closing(event: RunEnded, started: RunStarted) -> list[str]:
     """Return the closing statistics and, last, what to type next."""
     s, folder = event.statistics, shlex.quote(str(started.folder))
+    ended = event.reason in ("finished", "interrupted")
+    how = event.reason if ended else "stopped"
     lines = [
-        f"{event.reason} after step {s['total_steps']:,}, {s['epochs']:.2f} epochs, "
+        f"{how} after step {s['total_steps']:,}, {s['epochs']:.2f} epochs, "
         f"{duration(s['total_time_s'])}; {s['tokens_per_second']:,.0f} tokens/s in all",
         f"validation loss: best {_loss(s['best_loss'])}, final {_loss(s['final_loss'])}",
     ]
@@ -304,7 +306,7 @@ def closing(event: RunEnded, started: RunStarted) -> list[str]:
         lines.append(f"next: splitbit-kit generate {folder} --prompt {_quoted(prompt)}")
     elif event.reason == "interrupted":
         lines.append(f"saved; go on with: splitbit-kit train --resume {folder}")
-    return lines if event.reason in ("finished", "interrupted") else lines[:-1]
+    return lines if ended else lines[:-1]  # the reason is the error, which comes by itself
 
 
 def _loss(value: float | None) -> str:

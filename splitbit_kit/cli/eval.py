@@ -79,7 +79,7 @@ def command(
     )
     show(f"model: {model.label}")
     begun = time.perf_counter()
-    ids = encode_file(str(text), model.tokenizer, encoding) if encoding else text
+    ids = encode_file(str(text), model.tokenizer, encoding or "", show)
     found = model.evaluate(ids)
     seconds = time.perf_counter() - begun
     print(f"loss           {found.loss:.4f} nats per token", file=people(as_json))

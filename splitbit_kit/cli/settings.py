@@ -17,15 +17,16 @@ VERBS = ("train", "generate", "eval", "list-plugins")
 
 @dataclass(frozen=True)
 class Settings:
-    """Which plugins may load: None if the command line does not say."""
+    """Which plugins may load, so far as the command line says."""
 
-    plugins: PluginOptions | None = None
+    without: tuple[str, ...] = ()
+    third_party: bool = True
 
     def registry(self, notify: Callable[[str], None]) -> Registry:
         """Return the plugins, loaded. notify is told when one of them fails later."""
         from splitbit_kit.registry import Registry
 
-        return Registry(self.plugins, verbs=VERBS, notify=notify)
+        return Registry(self._plugin_options(), verbs=VERBS, notify=notify)
 
     @cached_property
     def foreign_verbs(self) -> dict[str, EntryPoint]:
@@ -36,7 +37,12 @@ class Settings:
             return {}  # without the registry, and so without NumPy
         from splitbit_kit.registry import commands
 
-        return commands(self.plugins, verbs=VERBS)
+        return commands(self._plugin_options(), verbs=VERBS)
+
+    def _plugin_options(self) -> PluginOptions:
+        from splitbit_kit.registry import PluginOptions
+
+        return PluginOptions(self.without, self.third_party)
 
 
 def take_debug(argv: Sequence[str]) -> tuple[bool, list[str]]:
@@ -47,14 +53,32 @@ def take_debug(argv: Sequence[str]) -> tuple[bool, list[str]]:
 
 
 def take_plugin_options(argv: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Return the settings, and the arguments without those that choose plugins.
+    """Return the settings, and the arguments without `-p no:NAME`, `-pno:NAME`, `--no-plugins`.
 
     Click would take an option of the program that stands after a verb for an option of the verb; so
-    these are taken out before it looks. Raises UsageError for a bad one.
+    these are taken out before it looks, wherever they stand before a `--`. Another option's value
+    that is `-p` must be written as --option=-p. Raises UsageError for a `-p` without no:NAME.
     """
-    if not any(word == "--no-plugins" or word.startswith("-p") for word in argv):
-        return Settings(), list(argv)
-    from splitbit_kit.registry import split_plugin_options
+    without: list[str] = []
+    third_party = True
+    rest: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == "--":
+            rest += [word, *words]
+        elif word == "--no-plugins":
+            third_party = False
+        elif word == "-p" or word.startswith("-pno:"):
+            without.append(_left_out(word.removeprefix("-p") or next(words, "")))
+        else:
+            rest.append(word)
+    return Settings(tuple(without), third_party), rest
 
-    plugins, rest = split_plugin_options(argv)
-    return Settings(plugins), rest
+
+def _left_out(value: str) -> str:
+    no, _, name = value.partition(":")
+    if no == "no" and name.strip():
+        return name.strip()
+    from splitbit_kit.api import UsageError
+
+    raise UsageError(f"-p {value}: expected no:NAME, which leaves plugin NAME out")

@@ -48,7 +48,9 @@ def share_or_file(value: str) -> float | str:
     try:
         return float(value)
     except ValueError:
-        return str(Path(value).resolve())
+        from splitbit_kit.text.corpus import absolute
+
+        return absolute(value)
 
 
 def preset_names() -> str:
@@ -330,13 +332,14 @@ def changes(
     context: click.Context, texts: Sequence[Path], preset: str | None, assignments: Sequence[str]
 ) -> dict[str, Any]:
     """Return all that was said about a run to resume, for the run to judge: key -> value."""
+    from splitbit_kit.text.corpus import absolute
     from splitbit_kit.training.config import parse_assignment
 
     found: dict[str, Any] = {}
     if preset is not None:
         found["preset"] = preset
     if texts:
-        found["data.paths"] = [str(path.resolve()) for path in texts]
+        found["data.paths"] = [absolute(path) for path in texts]
     return {**found, **dict(map(parse_assignment, assignments)), **given(context)}
 
 

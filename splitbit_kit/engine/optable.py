@@ -118,18 +118,17 @@ class OpTable:
         A model that trains makes the same calls with the same parameters in every step, so they are
         known again by those, before any words are made for the site.
         """
+        if not self.train:  # caches come and go, and need not be hashable
+            return self._resolve_site(spec, operands, static)
         call = (
             spec.name,
-            *[o.dtype if type(o) is np.ndarray else o for o in operands],
+            *[o.dtype if isinstance(o, np.ndarray) else o for o in operands],
             *static.values(),
         )
         known = self._calls.get(call)
-        if known is not None:
-            return known
-        found = self._resolve_site(spec, operands, static)
-        if self.train:  # at inference caches come and go
-            self._calls[call] = found
-        return found
+        if known is None:
+            known = self._calls[call] = self._resolve_site(spec, operands, static)
+        return known
 
     def _resolve_site(
         self, spec: OpSpec, operands: tuple[Any, ...], static: Mapping[str, Any]
@@ -152,11 +151,11 @@ class OpTable:
             return Resolved(site, None, "parts")
         reasons: list[str] = []
         for place, (name, backend) in enumerate(self.chain):
-            for offer_name in _offer_names(spec, operands):
+            for offer_name in _offer_names(site):
                 offer = backend.ops.get(offer_name)
                 if offer is None:
                     continue
-                reason = self._reason(offer, site)
+                reason = self._reason(name, offer, site)
                 if (
                     reason is None
                     and spec.fused
@@ -183,25 +182,36 @@ class OpTable:
         spec.recipe(parts, *operands, **static)
         for part, part_operands, part_static in parts.calls:
             site = self._site(part, part_operands, part_static)
-            for _, backend in self.chain[:place]:
-                for offer_name in _offer_names(part, part_operands):
+            for name, backend in self.chain[:place]:
+                for offer_name in _offer_names(site):
                     offer = backend.ops.get(offer_name)
-                    if offer is not None and self._reason(offer, site) is None:
+                    if offer is not None and self._reason(name, offer, site) is None:
                         return True
         return False
 
-    def _reason(self, offer: OpOffer, site: Site) -> str | None:
-        """Return why an offer does not serve a site, or None if it does."""
+    def _reason(self, backend: str, offer: OpOffer, site: Site) -> str | None:
+        """Return why a backend's offer does not serve a site, or None if it does."""
         if self.train and offer.op.backward is None:
             return "it has no backward pass"
-        return offer.accepts(site)
+        try:
+            reason = offer.accepts(site)
+        except Exception as error:
+            raise SplitbitError(
+                f"backend {backend}: accepts failed on {site}: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(reason, str | None):  # True would decline, and NumPy serve in silence
+            raise SplitbitError(
+                f"backend {backend}: accepts answered {reason!r} to {site}; "
+                "None (it serves) or the reason for declining is expected"
+            )
+        return reason
 
 
-def _offer_names(spec: OpSpec, operands: tuple[Any, ...]) -> tuple[str, ...]:
+def _offer_names(site: Site) -> tuple[str, ...]:
     """Return the names under which an op may be offered, the special before the general."""
-    if spec.name == "linear" and isinstance(operands[1].value, PackedTensor):
-        return (f"packed_linear:{operands[1].value.format}", "linear")
-    return (spec.name,)
+    if site.op == "linear" and site.operands[1].startswith("packed:"):
+        return (f"packed_linear:{site.operands[1].removeprefix('packed:')}", "linear")
+    return (site.op,)
 
 
 class Planner(Ops):

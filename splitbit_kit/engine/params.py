@@ -110,8 +110,9 @@ class ParameterStore:
                 digest = int.from_bytes(sha256(spec.name.encode()).digest()[:8], "little")
                 key = np.array([seed, digest], np.uint64)
                 generator = np.random.Generator(np.random.Philox(key=key))
-                # drawn in float32 whatever the dtype, so that fp64 starts from the same weights
-                value[...] = spec.std * generator.standard_normal(spec.shape, np.float32)
+                # in float32 whatever the dtype, so that fp64 starts from the same weights
+                drawn = generator.standard_normal(spec.shape, np.float32)
+                value[...] = np.float32(spec.std) * drawn
             else:
                 value[...] = spec.fill
         self.updated()

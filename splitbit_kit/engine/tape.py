@@ -29,8 +29,10 @@ class Tape(Ops):
     a new array object at each request. Once a record is done its arrays are let go, which returns
     their memory.
 
-    flat: the flat parameter buffer; an array that overlaps it is refused as an operand, since its
-    gradient would be lost. observe(w, x) is told of every `linear`, for calibration.
+    flat: the flat parameter buffer. If it is given, what passes between ops is checked, and a
+    TypeError says what is wrong: no operand may overlap the buffer, since its gradient would be
+    lost; results and gradients are C-contiguous arrays in the compute dtype; a gradient has its
+    operand's shape. observe(w, x) is told of every `linear`, for calibration.
     """
 
     def __init__(
@@ -50,13 +52,16 @@ class Tape(Ops):
         resolved = self.table.resolve(spec, operands, static)
         if resolved.op is None:
             assert spec.recipe is not None
-            result: Array = spec.recipe(self, *operands, **static)
-            return result
+            whole: Array = spec.recipe(self, *operands, **static)
+            return whole
         if self._flat is not None:
             self._refuse_raw_parameters(spec, operands)
         if self._observe is not None and spec.name == "linear":
             self._observe(operands[1], operands[0])
-        out, saved = resolved.op.forward(self.ctx, *operands, **static)
+        result = resolved.op.forward(self.ctx, *operands, **static)
+        if self._flat is not None:
+            self._check_result(resolved, result)
+        out, saved = result
         if id(out) in map(id, operands):
             raise TypeError(f"{spec.name} of {resolved.origin} returned one of its operands")
         if self.ctx.grad:
@@ -82,6 +87,8 @@ class Tape(Ops):
             op, places = record.resolved.op, record.resolved.activations
             assert op is not None and op.backward is not None
             results = op.backward(self.ctx, gradient, record.saved, grads)
+            if self._flat is not None:
+                self._check_gradients(record, results)
             for place, result in zip(places, results, strict=True):
                 if result is None:
                     continue
@@ -102,3 +109,42 @@ class Tape(Ops):
         for name, operand in zip(spec.operands, operands, strict=True):
             if isinstance(operand, np.ndarray) and np.may_share_memory(operand, self._flat):
                 raise TypeError(f"{spec.name}: pass the parameter itself as {name}, not its array")
+
+    def _check_result(self, resolved: Resolved, result: Any) -> None:
+        if not isinstance(result, tuple) or len(result) != 2:
+            found = type(result).__name__
+            raise TypeError(
+                f"{_forward(resolved)} returned {found}, where (out, saved) is expected"
+            )
+        self._check_array(result[0], _forward(resolved))
+
+    def _check_gradients(self, record: _Record, results: Any) -> None:
+        where = f"backward of {_forward(record.resolved)}"
+        places = record.resolved.activations
+        if not isinstance(results, tuple) or len(results) != len(places):
+            raise TypeError(f"{where}: a tuple of {len(places)} gradients is expected")
+        for place, result in zip(places, results, strict=True):
+            if result is not None:
+                self._check_array(result, where)
+                if result.shape != record.operands[place].shape:
+                    raise TypeError(
+                        f"{where}: the gradient of operand {place} has shape {result.shape}; "
+                        f"{record.operands[place].shape} is expected"
+                    )
+
+    def _check_array(self, array: Any, where: str) -> None:
+        if not isinstance(array, np.ndarray):
+            found = type(array).__name__
+        elif array.dtype != self.table.dtype:
+            found = f"an array of {array.dtype}"
+        elif not array.flags.c_contiguous:
+            found = "an array that is not C-contiguous"
+        else:
+            return
+        raise TypeError(
+            f"{where} returned {found}; a C-contiguous array of {self.table.dtype} is expected"
+        )
+
+
+def _forward(resolved: Resolved) -> str:
+    return f"{resolved.site.op} of {resolved.origin}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,7 +45,7 @@ def parameter_specs(config: ModelConfig, vocabulary: int) -> list[ParamSpec]:
     """
     c, f = config.width, config.hidden
     kv = config.kv_heads * config.head_size
-    last = 0.02 / np.sqrt(2 * config.layers)
+    last = 0.02 / sqrt(2 * config.layers)
     layer_norm = config.family == "gpt2"
     specs: list[ParamSpec] = []
 

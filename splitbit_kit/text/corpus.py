@@ -24,10 +24,14 @@ Document = Iterator[str]
 
 @dataclass(frozen=True)
 class TextFile:
-    """One file that was read: `encoding` as used, `size` in bytes as it lies on the disk."""
+    """One file that was read, `size` in bytes as it lies on the disk.
+
+    `encoding` is the one used, `marked` whether the file's byte order mark chose it.
+    """
 
     path: str
     encoding: str
+    marked: bool
     size: int
     documents: int
     characters: int
@@ -109,6 +113,11 @@ def scan(
     return Corpus(tuple(files), tuple(skipped), content.hexdigest())
 
 
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Return a path as it may be kept: absolute, links resolved; "builtin" stays what it is."""
+    return BUILTIN if os.fspath(path) == BUILTIN else str(Path(path).resolve())
+
+
 def documents(corpus: Corpus) -> Iterator[Document]:
     """Yield the documents of a corpus, in its order, each an iterator of pieces of text."""
     for file in corpus.files:
@@ -143,18 +152,18 @@ def _documents(path: str, encoding: str) -> Iterator[Document]:
 
 
 def _read(path: str, encoding: str | None, content: ContentHash) -> TextFile:
+    found = decoding.Encoding("utf-8", False)
     if path != BUILTIN:
         if decoding.kind(path) is None:
             raise NotTextError(path, f"unknown kind of file; {_EXPECTED}")
-        encoding = decoding.detect(path, encoding)
-    encoding = encoding or "utf-8"
+        found = decoding.detect(path, encoding)
     count = characters = size = 0
-    for document in _documents(path, encoding):
+    for document in _documents(path, found.name):
         count += 1
         for piece in content.through(document):
             characters += len(piece)
             size += len(piece.encode()) if path == BUILTIN else 0
-    return TextFile(path, encoding, size or Path(path).stat().st_size, count, characters)
+    return TextFile(path, *found, size or Path(path).stat().st_size, count, characters)
 
 
 def _paths(paths: Sequence[str]) -> Iterator[tuple[str, bool]]:

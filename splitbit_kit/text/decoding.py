@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from splitbit_kit.api.errors import SplitbitError, UsageError
 
@@ -40,6 +40,13 @@ class NotTextError(SplitbitError):
         self.reason = reason
 
 
+class Encoding(NamedTuple):
+    """The encoding of a file by Python's name, and whether a byte order mark says so."""
+
+    name: str
+    marked: bool
+
+
 def kind(path: str) -> str | None:
     """Return ".txt" or ".jsonl" by the file's name, a last ".gz" aside; None for any other name."""
     suffix = Path(path.lower().removesuffix(".gz")).suffix
@@ -57,7 +64,7 @@ def checked_encoding(encoding: str) -> str:
         ) from None
 
 
-def detect(path: str, encoding: str | None = None) -> str:
+def detect(path: str, encoding: str | None = None) -> Encoding:
     """Return the encoding of a file: that of its byte order mark, else as told, else UTF-8.
 
     Raises NotTextError if `path` is not a regular file (a pipe can not be read twice) or a broken
@@ -65,15 +72,15 @@ def detect(path: str, encoding: str | None = None) -> str:
     """
     with readable(path), _open(path) as stream:
         start = stream.read(4)
-    marked = (name for mark, name in _MARKS if start.startswith(mark))
-    return next(marked, encoding or "utf-8")
+    marked = (Encoding(name, True) for mark, name in _MARKS if start.startswith(mark))
+    return next(marked, Encoding(encoding or "utf-8", False))
 
 
 def pieces(path: str, encoding: str) -> Iterator[str]:
     """Yield a file's text in pieces of at most READ_BYTES bytes, without the byte order mark.
 
-    `encoding` is what `detect` returned. Raises NotTextError at bytes that do not decode, with
-    their offset (in a gzip file, the offset after decompression), and at text dense in NULs.
+    `encoding` is the name that `detect` returned. Raises NotTextError at bytes that do not decode,
+    with their offset (in a gzip file, the offset after decompression), and at text dense in NULs.
     """
     decoder = codecs.getincrementaldecoder(encoding)()
     offset = 0

@@ -13,10 +13,12 @@ from splitbit_kit.api import SplitbitError
 from splitbit_kit.text.batches import require_tokens
 from splitbit_kit.text.corpus import BUILTIN, Corpus, documents, scan
 from splitbit_kit.text.tokenizer import Tokenizer
-from splitbit_kit.text.tokens import seen_ids, split, token_file
+from splitbit_kit.text.tokens import TokenFile, seen_ids, split, token_file
 from splitbit_kit.training.config import DataConfig, TokenizerConfig
 
 Ids = NDArray[np.integer[Any]]
+
+_TOLD = 5  # files of a kind that are named one by one
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,18 @@ def prepare(
     too short for one window of seq_len tokens and its target.
     """
     corpus = _scan(data, data.paths or [BUILTIN], notify)
+    if not sum(file.characters for file in corpus.files):
+        raise SplitbitError(
+            f"{', '.join(data.paths)}: the text is empty: 0 tokens, "
+            f"seq_len + 1 = {seq_len + 1:,} needed; use more text"
+        )
     if isinstance(tokenizer, TokenizerConfig):
         size = tokenizer.vocab_size or None
         tokenizer = Tokenizer.train(tokenizer.kind, documents(corpus), size)
-    tokens = token_file(corpus, tokenizer)
+    tokens = _tokens(corpus, tokenizer, notify)
     sha256 = tokens.sha256
-    if tokens.notice:
-        notify(tokens.notice)
     if isinstance(data.validation, str):
-        held_out = token_file(_scan(data, [data.validation], notify), tokenizer)
+        held_out = _tokens(_scan(data, [data.validation], notify), tokenizer, notify)
         training, validation = tokens.ids, held_out.ids
         sha256 += held_out.sha256
     else:
@@ -59,20 +64,34 @@ def prepare(
     return Data(tokenizer, training, validation, sha256, seen_ids(training, tokenizer.vocab_size))
 
 
-def encode_file(path: str, tokenizer: Tokenizer, encoding: str = "") -> Ids:
+def encode_file(
+    path: str,
+    tokenizer: Tokenizer,
+    encoding: str = "",
+    notify: Callable[[str], None] = lambda line: None,
+) -> Ids:
     """Return the ids of a text, file or folder, for evaluation."""
-    return token_file(scan([path], encoding or None), tokenizer).ids
+    return _tokens(_scan(DataConfig(encoding=encoding), [path], notify), tokenizer, notify).ids
 
 
 def _scan(data: DataConfig, paths: list[str], notify: Callable[[str], None]) -> Corpus:
+    """Return the corpus in paths; say what is not as one would expect, the first few of each."""
     corpus = scan(paths, data.encoding or None, data.strict)
-    for file in corpus.files:
-        if file.encoding.lower().replace("_", "-") not in ("utf-8", "ascii", BUILTIN):
-            notify(f"{file.path}: read as {file.encoding}")
-    for skipped in corpus.skipped[:5]:
+    odd = [file for file in corpus.files if file.marked or file.encoding not in ("utf-8", "ascii")]
+    for file in odd[:_TOLD]:
+        by_mark = ", by its byte order mark" if file.marked else ""
+        notify(f"{file.path}: read as {file.encoding}{by_mark}")
+    if len(odd) > _TOLD:
+        notify(f"{len(odd)} files read as other than plain utf-8 in all")
+    for skipped in corpus.skipped[:_TOLD]:
         notify(f"{skipped.path}: skipped ({skipped.reason})")
-    if len(corpus.skipped) > 5:
+    if len(corpus.skipped) > _TOLD:
         notify(f"{len(corpus.skipped)} files skipped in all")
-    if not sum(file.characters for file in corpus.files):
-        raise SplitbitError(f"{', '.join(paths)}: the text is empty; more text is needed")
     return corpus
+
+
+def _tokens(corpus: Corpus, tokenizer: Tokenizer, notify: Callable[[str], None]) -> TokenFile:
+    tokens = token_file(corpus, tokenizer)
+    if tokens.notice:
+        notify(tokens.notice)
+    return tokens

@@ -8,17 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from splitbit_kit.api import Optimizer, Schedule, UsageError
+from splitbit_kit.api import Optimizer, Schedule, SplitbitError, UsageError
 from splitbit_kit.compute import Compute, choose
 from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.formats import jsonl
 from splitbit_kit.formats.checkpoint import newest_valid
 from splitbit_kit.formats.lock import run_lock
 from splitbit_kit.models.decoder import Decoder, parameter_specs
-from splitbit_kit.registry import Registry
+from splitbit_kit.registry import Registry, options_of
 from splitbit_kit.text.batches import Windows, samples_for_epochs, steps_for_epochs
+from splitbit_kit.text.corpus import absolute
 from splitbit_kit.text.tokenizer import Tokenizer
-from splitbit_kit.training.config import Config, build_config, from_dict, to_dict
+from splitbit_kit.training.config import (
+    Config,
+    OptimizerConfig,
+    SchedulerConfig,
+    build_config,
+    from_dict,
+    to_dict,
+)
 from splitbit_kit.training.data import Data, prepare
 from splitbit_kit.training.learner import Learner
 from splitbit_kit.training.run_folder import RunFolder, new_folder
@@ -69,7 +77,7 @@ def train(
     saving if a signal asked the run to stop.
     """
     around = around or Surroundings()
-    config = _with_paths(_as_config(config), data)
+    config = _with_absolute_paths(_as_config(config), data)
     folder = RunFolder(Path(out)) if out else None
     if folder and not overwrite:
         _refuse_run(folder)
@@ -104,12 +112,10 @@ def resume(
     before = run.read_config()
     config = changed(before, changes or {})
     with _trainer(run, config, Tokenizer.load(run.tokenizer), around) as trainer:
-        saved, damaged = newest_valid(run.checkpoints)
-        for line in damaged:
-            around.notify(f"passed over: {line}")
-        if saved is not None:
-            trainer.restore(saved)
-        jsonl.cut_back(run.metrics, trainer.progress.step if saved else -1)
+        if run.read_config() != before:
+            raise SplitbitError(f"{run.path}: another training changed this run; try again")
+        restored = _restore(trainer, around.notify)
+        jsonl.cut_back(run.metrics, trainer.progress.step if restored else -1)
         if trainer.config.compute != before.compute:
             around.notify(
                 f"backend {before.compute.backend} -> {trainer.config.compute.backend}: "
@@ -120,6 +126,26 @@ def resume(
             f"resuming {run.path} at step {trainer.progress.step} of {trainer.config.train.steps}"
         )
         return Run(run.path, trainer.run())
+
+
+def _restore(trainer: Trainer, notify: Callable[[str], None]) -> bool:
+    """Return whether there was a checkpoint to go back to.
+
+    Nothing of it stays mapped: it is deleted in the course of the run, and must leave the disk.
+    """
+    saved, damaged = newest_valid(trainer.folder.checkpoints)
+    for line in damaged:
+        notify(f"passed over: {line}")
+    if saved is None:
+        return False
+    trainer.restore(saved)
+    made, wanted = trainer.progress.step, trainer.config.train.steps
+    if wanted < made:
+        raise UsageError(
+            f"train.steps: {wanted} is below the {made} that the run has made already; "
+            f"use --steps {made} or more"
+        )
+    return True
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -178,7 +204,7 @@ def _trainer(
         notify,
     )
     data = prepare(config.data, tokenizer or config.tokenizer, seq_len, notify)
-    config, windows = resolve(config, data, compute)
+    config, windows = resolve(config, data, compute, registry)
     warmup = config.scheduler.options.get("warmup_steps", 0)
     if warmup >= config.train.steps:
         notify(
@@ -211,7 +237,9 @@ def _trainer(
         )
 
 
-def resolve(config: Config, data: Data, compute: Compute) -> tuple[Config, Windows]:
+def resolve(
+    config: Config, data: Data, compute: Compute, registry: Registry
+) -> tuple[Config, Windows]:
     """Return the configuration without any 0 or auto, and the training samples it means."""
     train = config.train
     seq_len = train.seq_len or config.model.context
@@ -229,6 +257,8 @@ def resolve(config: Config, data: Data, compute: Compute) -> tuple[Config, Windo
     tenth = -(-steps // 10)
     eval_every = train.eval_every or tenth
     resolved = config.with_keys(
+        optimizer__options=_all_options(registry, "optimizer", config.optimizer),
+        scheduler__options=_all_options(registry, "scheduler", config.scheduler),
         tokenizer__kind=data.tokenizer.kind,
         tokenizer__vocab_size=data.tokenizer.vocab_size,
         train__seq_len=seq_len,
@@ -244,11 +274,21 @@ def resolve(config: Config, data: Data, compute: Compute) -> tuple[Config, Windo
     return resolved, windows
 
 
+def _all_options(
+    registry: Registry, kind: str, chosen: OptimizerConfig | SchedulerConfig
+) -> dict[str, Any]:
+    """Return the options with those not given as they are now: a later default changes no run."""
+    known = options_of(registry.offer(kind, chosen.name))
+    defaults = {name: option.default for name, option in known.items()}
+    return {**{k: v for k, v in defaults.items() if v is not None}, **chosen.options}
+
+
 def _check_lengths(config: Config) -> None:
     if config.train.seq_len > config.model.context:
         raise UsageError(
             f"train.seq_len: {config.train.seq_len} is above model.context, "
-            f"{config.model.context}; lower --seq-len or --set model.context=…"
+            f"{config.model.context}; lower --seq-len to {config.model.context}, or "
+            f"--set model.context={config.train.seq_len}"
         )
 
 
@@ -280,8 +320,11 @@ def _as_config(config: Config | Mapping[str, Any] | str | None) -> Config:
     return build_config(config)
 
 
-def _with_paths(config: Config, data: Sequence[str | Path] | str | Path) -> Config:
+def _with_absolute_paths(config: Config, data: Sequence[str | Path] | str | Path) -> Config:
+    """Return the configuration with all its texts named so that a resume finds them anywhere."""
     paths = [data] if isinstance(data, str | Path) else list(data)
-    if not paths:
-        return config
-    return config.with_keys(data__paths=[str(Path(path).resolve()) for path in paths])
+    held_out = config.data.validation
+    return config.with_keys(
+        data__paths=[absolute(path) for path in paths or config.data.paths],
+        data__validation=absolute(held_out) if isinstance(held_out, str) else held_out,
+    )

@@ -106,16 +106,17 @@ class RunFolder:
 
 def new_folder(preset: str, parent: Path = Path("runs")) -> RunFolder:
     """Return runs/PRESET-N, made just now, with the least N from 1 that was not there."""
+    durable.make_folder(parent)
     for n in count(1):
         path = parent / f"{preset}-{n}"
         if path.exists():
             continue
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise SplitbitError(f"{path}: cannot be made ({error.strerror})") from None
+        with durable.explained(path, "make the folder"):
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue  # another training was faster
+        durable.fsync_folder(parent)
         return RunFolder(path)
     raise AssertionError("count never ends")
 

@@ -135,7 +135,7 @@ def test_a_sample_stands_behind_a_margin_without_control_characters() -> None:
     [
         ("finished", """next: splitbit-kit generate 'runs/my run' --prompt "The\""""),
         ("interrupted", "saved; go on with: splitbit-kit train --resume 'runs/my run'"),
-        ("disk full", "disk full after step 200, 1.50 epochs, 1:15; 1,234 tokens/s in all"),
+        ("disk full", "stopped after step 200, 1.50 epochs, 1:15; 1,234 tokens/s in all"),
     ],
 )
 def test_the_last_line_says_what_to_type_next(reason: str, last: str) -> None:

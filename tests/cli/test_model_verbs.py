@@ -191,6 +191,16 @@ def test_eval_json_has_all_keys(run: Run, trained: Path) -> None:
     assert 0 < done.last["tokens"] <= len(TEXT.encode())
 
 
+def test_eval_says_what_it_left_out(run: Run, place: Path, trained: Path) -> None:
+    folder = place / "texts"
+    folder.mkdir()
+    (folder / "ok.txt").write_bytes(b"so it is")
+    (folder / "b.txt").write_bytes(b"\x89PNG")
+    done = run("eval", trained, "texts", *NUMPY)
+    assert done.code == 0
+    assert "b.txt: skipped (byte 0 is not valid utf-8; " in done.err
+
+
 def test_eval_reads_the_encoding_that_it_is_told(run: Run, place: Path, trained: Path) -> None:
     (place / "cp1252.txt").write_bytes(b"it\x92s ok")
     done = run("eval", trained, "cp1252.txt", "--encoding", "cp1252", "--json", *NUMPY)

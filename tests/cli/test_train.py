@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from commandline import TINY, Run
+from commandline import TEXT, TINY, Run
 
 from splitbit_kit.cli.train import JSON_KEYS
 
@@ -115,6 +116,37 @@ def test_epochs_say_how_long(run: Run) -> None:
     assert done.last["epochs"] == pytest.approx(0.1, abs=0.05)
 
 
+def test_the_built_in_corpus_can_be_named_beside_others(run: Run) -> None:
+    done = run("train", "builtin", "text.txt", *TINY, "--out", "r")
+    assert done.code == 0, done.err
+    assert '"builtin",' in Path("r/config.toml").read_text("utf-8")
+    assert run("train", "builtin", "text.txt", "--resume", "r", "--steps", "5").code == 0
+
+
+def test_what_is_no_plain_text_in_a_folder_is_told(run: Run, place: Path) -> None:
+    folder = place / "texts"
+    folder.mkdir()
+    (folder / "ok.txt").write_text(TEXT, "utf-8")
+    (folder / "b.txt").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    (folder / "nul.txt").write_bytes(b"\0\0\1\0" * 99)
+    (folder / "wide.txt").write_text(TEXT, "utf-16")
+    (folder / "marked.txt").write_text(TEXT, "utf-8-sig")
+    for n in range(9):
+        (folder / f"c{n}.png").write_bytes(b"x")
+    done = run("train", "texts", *TINY, "--out", "r")
+    assert done.code == 0, done.err
+    told = done.out
+    assert "b.txt: skipped (byte 0 is not valid utf-8; " in told
+    assert "11 files skipped in all" in told
+    assert told.count(": skipped (") == 5
+    assert re.search(r"wide\.txt: read as utf-16-.e, by its byte order mark", told)
+    assert "marked.txt: read as utf-8, by its byte order mark" in told
+    assert "ok.txt" not in told
+    strict = run("train", "texts", *TINY, "--strict", "--out", "s")
+    assert strict.code == 1
+    assert "b.txt: byte 0 is not valid utf-8" in strict.error
+
+
 # ---- folders
 
 
@@ -207,7 +239,7 @@ def test_resume_refuses_another_change_by_name(
         (["--batch-size", "0"], 2, "train.batch_size"),
         (["--lr", "0"], 2, "optimizer.lr"),
         (["--lr", "inf"], 2, "lr"),
-        (["--seq-len", "99"], 2, "lower --seq-len"),
+        (["--seq-len", "99"], 2, "lower --seq-len to 32, or --set model.context=99"),
         (["--preset", "nanogpt-labtop"], 2, "did you mean nanogpt-laptop?"),
         (["--optimizer", "adamv"], 2, "did you mean adamw?"),
         (["--scheduler", "cosin"], 2, "did you mean cosine?"),
@@ -224,8 +256,9 @@ def test_resume_refuses_another_change_by_name(
         (["--validation", "2"], 2, "data.validation"),
         (["--encoding", "klingon"], 2, "klingon"),
         (["none.txt"], 2, "none.txt"),
-        (["empty.txt"], 1, "empty"),
-        (["short.txt"], 1, "tokens"),
+        (["empty.txt"], 1, "empty: 0 tokens, seq_len + 1 = 33 needed"),
+        (["blank.txt"], 1, "2 tokens, seq_len + 1 = 33 needed; use --seq-len 1 or less, or more"),
+        (["short.txt"], 1, "2 tokens, seq_len + 1 = 33 needed"),
         (["cp1252.txt"], 1, "--encoding cp1252"),
         (["--resume", "none"], 1, "none"),
     ],
@@ -235,6 +268,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     run: Run, place: Path, argv: list[str], code: int, said: str
 ) -> None:
     (place / "empty.txt").write_bytes(b"")
+    (place / "blank.txt").write_bytes(b"   \n \n     \n")
     (place / "short.txt").write_bytes(b"0123456789")
     (place / "cp1252.txt").write_bytes(b"it\x92s ok" * 100)
     texts = [] if argv[-1].endswith(".txt") or "--resume" in argv else ["text.txt"]
@@ -255,6 +289,15 @@ def test_a_training_that_goes_astray_fails_and_keeps_its_checkpoint(run: Run) ->
     assert failed.out == ""
     assert not Path("r/final").exists()
     assert list(Path("r/checkpoints").glob("step-*"))
+
+
+def test_a_run_whose_model_cannot_be_written_fails(run: Run) -> None:
+    Path("r").mkdir()
+    Path("r/final").write_text("in the way", "utf-8")
+    failed = run("train", "text.txt", *TINY, "--out", "r", "--json")
+    assert failed.code == 1
+    assert str(Path("r/final")) in failed.error
+    assert failed.out == ""
 
 
 def test_metrics_are_json_lines(trained: Path) -> None:

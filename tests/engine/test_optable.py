@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,27 @@ def test_an_unknown_static_argument_is_refused() -> None:
         Planner(t).attention(X, X, X, IDS, heads=2)  # kv_heads is missing
 
 
+def test_an_accepts_that_fails_is_named() -> None:
+    def broken(site: Site) -> str | None:
+        raise KeyError("exact")
+
+    with pytest.raises(SplitbitError, match=r"backend a: accepts failed on gelu\(.*KeyError"):
+        resolve(table(a=offers("gelu", accepts=broken), b=offers("gelu")), "gelu", X)
+
+
+@pytest.mark.parametrize("answer", [True, False, ()])
+def test_an_accepts_that_answers_neither_none_nor_a_reason_is_named(answer: Any) -> None:
+    # True is what a newcomer would write for "yes"; it must not decline in silence
+    t = table(a=offers("gelu", accepts=lambda site: answer), b=offers("gelu"))
+    with pytest.raises(SplitbitError, match=r"backend a: accepts answered .*None \(it serves\)"):
+        resolve(t, "gelu", X)
+
+
+def test_a_missing_weight_is_declined_by_name() -> None:
+    with pytest.raises(SplitbitError, match="numpy declines: w: none is not served"):
+        resolve(OpTable(real_chain("numpy", "fp32"), train=True), "linear", X)
+
+
 @pytest.mark.parametrize(
     ("operand", "kind"),
     [
@@ -262,6 +284,26 @@ def test_a_site_is_resolved_once() -> None:
     found += [resolve(t, "gelu", np.zeros((n, 3), np.float32)) for n in range(1, 4)]
     assert len(seen) == 1
     assert all(r is found[0] for r in found)
+
+
+def test_operands_need_not_be_hashable() -> None:
+    class Mapped(np.ndarray):
+        """As np.memmap is: an array of a type of its own."""
+
+    @dataclass
+    class Cache:
+        """Equal by value, and so without a hash."""
+
+        length: int = 0
+
+        def truncate(self, length: int) -> None:
+            self.length = length
+
+    mapped = np.zeros((2, 3), np.float32).view(Mapped)
+    for train in (True, False):
+        assert resolve(table(train=train, a=offers("gelu")), "gelu", mapped).origin == "a"
+    t = table(train=False, a=offers("attention"))
+    assert resolve(t, "attention", X, X, X, IDS, Cache(), heads=1, kv_heads=1).origin == "a"
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

@@ -77,6 +77,16 @@ def test_weights_depend_on_seed_and_name_alone() -> None:
     assert one["decayed"] != one["decayed too"]
 
 
+def test_fp64_starts_from_the_weights_of_fp32() -> None:
+    # a deviation that is a NumPy number would take the product to float64
+    specs = [ParamSpec("w", (9, 9), std=0.02 / np.sqrt(6)), ParamSpec("v", (9, 9), std=0.02)]
+    single, double = ParameterStore(specs, np.float32), ParameterStore(specs, np.float64)
+    for params in (single, double):
+        params.initialise(specs, seed=1)
+    np.testing.assert_array_equal(single.values[:81], double.values[:81])
+    np.testing.assert_array_equal(single["v"].array, double["v"].array)
+
+
 def test_initialisation_has_the_deviation_asked_for() -> None:
     specs = [ParamSpec("w", (300, 300), std=0.02)]
     params = ParameterStore(specs)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from chains import DTYPES, chain
 
-from splitbit_kit.api import Context, Param
+from splitbit_kit.api import Backend, Context, Op, OpOffer, Param
 from splitbit_kit.engine.optable import OpTable
 from splitbit_kit.engine.params import GradientBuffer, ParameterStore, ParamSpec
 from splitbit_kit.engine.tape import Tape
@@ -114,6 +114,62 @@ def test_an_array_of_a_parameter_is_refused(x: Array) -> None:
 def test_an_unknown_static_argument_is_refused(x: Array) -> None:
     with pytest.raises(TypeError, match="gelu takes the static arguments"):
         Bench().tape.gelu(x, exact=True)
+
+
+def with_gelu(forward: Any = None, backward: Any = None, checked: bool = True) -> Tape:
+    """Return a tape on which a careless backend serves gelu."""
+    right = OpOffer(
+        Op(
+            forward or (lambda ctx, x: (x + 1, None)),
+            backward or (lambda ctx, dout, saved, grads: (dout + 1,)),
+        )
+    )
+    careless = ("careless", Backend({"gelu": right}, {}, "fp64"))
+    table = OpTable([careless, *chain("numpy", "fp64")], train=True)
+    flat = np.zeros(1) if checked else None
+    return Tape(table, Context(BufferPool(), np.dtype(np.float64)), flat=flat)
+
+
+@pytest.mark.parametrize(
+    ("forward", "found"),
+    [
+        (lambda ctx, x: x + 1, "ndarray, where"),
+        (lambda ctx, x: (x.tolist(), None), "list; a C-contiguous array of float64"),
+        (lambda ctx, x: (x.astype(np.float32), None), "an array of float32"),
+        (lambda ctx, x: (np.asfortranarray(x + 1), None), "an array that is not C-contiguous"),
+    ],
+)
+def test_a_result_that_the_next_op_could_not_take_is_refused(
+    forward: Any, found: str, x: Array
+) -> None:
+    with pytest.raises(TypeError, match=f"gelu of careless returned {found}"):
+        with_gelu(forward).gelu(x)
+
+
+@pytest.mark.parametrize(
+    ("backward", "found"),
+    [
+        (lambda ctx, dout, saved, grads: dout, "a tuple of 1 gradients is expected"),
+        (lambda ctx, dout, saved, grads: (dout, None), "a tuple of 1 gradients is expected"),
+        (lambda ctx, dout, saved, grads: (dout[:1].copy(),), r"operand 0 has shape \(1, 3\)"),
+        (lambda ctx, dout, saved, grads: (dout.astype(np.float32),), "an array of float32"),
+    ],
+)
+def test_a_gradient_that_does_not_fit_is_refused(
+    backward: Any, found: str, x: Array, dout: Array
+) -> None:
+    tape = with_gelu(backward=backward)
+    out = tape.gelu(x)
+    with pytest.raises(TypeError, match=f"backward of gelu of careless.*{found}"):
+        tape.backward(out, dout, GradientBuffer(ParameterStore(SPECS)))
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_what_fits_passes(checked: bool, x: Array, dout: Array) -> None:
+    tape = with_gelu(checked=checked)
+    out = tape.gelu(x)
+    (dx,) = tape.backward(out, dout, GradientBuffer(ParameterStore(SPECS)), wrt=[x])
+    np.testing.assert_array_equal(dx, dout + 1)
 
 
 # ---- memory

@@ -66,6 +66,13 @@ def test_large_scores_stay_finite() -> None:
     assert np.isfinite(run(1e3 * q, 1e3 * k, v, [0, 5])).all()
 
 
+@pytest.mark.parametrize("starts", [[0, 4], [0, 6], [1, 5], [0, 5, 3, 5]])
+def test_starts_that_do_not_cover_the_rows_are_refused(starts: list[int]) -> None:
+    q, k, v = draw(5)
+    with pytest.raises(ValueError, match="starts must rise from 0 to the 5 rows"):
+        run(q, k, v, starts)
+
+
 def make_cache(sequences: int, capacity: int = 16) -> Cache:
     return Cache(
         sequences=sequences,

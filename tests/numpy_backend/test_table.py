@@ -34,6 +34,7 @@ BAD = [
     (Site("layer_norm", (), (FLOAT, "packed:any", "none"), True), "weight: packed:any is not"),
     (Site("linear", (), (FLOAT, "param:float64", "none"), True), "mixed"),
     (Site("linear", (), (FLOAT, "lowrank:param:float64", "none"), True), "mixed"),
+    (Site("linear", (), (FLOAT, "lowrank:lowrank:param:float32", "none"), True), "must not be one"),
     (Site("linear", (), (FLOAT, "sparse", "none"), True), "w: sparse is not served"),
     (Site("linear", (), (FLOAT, "param:float32", "none", "none"), True), "4 operands"),
     (Site("embedding", (), ("array:float32", "param:float32"), True), "ids: array:float32"),

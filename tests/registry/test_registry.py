@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
+import splitbit_kit
 from splitbit_kit._metadata import installed, normalized
 from splitbit_kit.api import SplitbitError, UsageError
 from splitbit_kit.registry import (
@@ -20,7 +22,6 @@ from splitbit_kit.registry import (
     Registry,
     commands,
     options_of,
-    split_plugin_options,
 )
 
 Code = Callable[..., str]
@@ -144,41 +145,16 @@ def test_an_object_can_be_a_plugin_of_this_process(site: Any, optimizer: Code) -
 # ---- which plugins may load
 
 
-CASES = {
-    "nothing": ([], (), True, None, []),
-    "rest": (["train", "--steps", "2"], (), True, None, ["train", "--steps", "2"]),
-    "before the verb": (["-p", "no:a", "train"], ("a",), True, None, ["train"]),
-    "after": (["train", "-p", "no:a", "x.txt"], ("a",), True, None, ["train", "x.txt"]),
-    "in one word": (["train", "-pno:a"], ("a",), True, None, ["train"]),
-    "several": (["-p", "no:a", "t", "-pno:b-c"], ("a", "b-c"), True, None, ["t"]),
-    "none": (["train", "--no-plugins"], (), False, None, ["train"]),
-    "after the end": (
-        ["g", "--", "-p", "no:a", "--no-plugins"],
-        *((), True, None),
-        ["g", "--", "-p", "no:a", "--no-plugins"],
-    ),
-    "other words": (["-please", "--preset", "x"], (), True, None, ["-please", "--preset", "x"]),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_plugin_options_are_taken_from_anywhere(case: str) -> None:
-    argv, disabled, third_party, only, rest = CASES[case]
-    assert split_plugin_options(argv, {}) == (PluginOptions(disabled, third_party, only), rest)
-
-
-@pytest.mark.parametrize("argv", [["-p"], ["-p", "a"], ["-p", "no:"], ["-pno:"], ["-p", "./a.py"]])
-def test_a_p_without_a_name_is_refused(argv: list[str]) -> None:
-    with pytest.raises(UsageError, match="expected no:NAME"):
-        split_plugin_options(["train", *argv], {})
-
-
 @pytest.mark.parametrize(
     ("value", "only"), [("", ()), ("a", ("a",)), (" a , b,", ("a", "b")), (None, None)]
 )
-def test_the_environment_names_plugins(value: str | None, only: tuple[str, ...] | None) -> None:
-    environ = {} if value is None else {"SPLITBIT_PLUGINS": value}
-    assert PluginOptions.parse(environ=environ).only == only
+def test_the_environment_names_plugins(
+    value: str | None, only: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPLITBIT_PLUGINS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SPLITBIT_PLUGINS", value)
+    assert PluginOptions().only == only
 
 
 OPTIONS = {
@@ -342,6 +318,24 @@ def test_options_that_fit_are_handed_on(site: Any) -> None:
         registry.build("scheduler", "cosine", 1.0, 10, min_lr="low")
 
 
+def test_options_of_a_build_without_any_default_are_still_known_by_name(
+    site: Any, optimizer: Code
+) -> None:
+    site.install("plain", optimizer("x", "lambda size: size"))
+    site.install("open", optimizer("y", "lambda **more: more"))
+    registry = site.registry()
+    assert registry.build("optimizer", "x", size=3) == 3
+    assert registry.build("optimizer", "y", any=1) == {"any": 1}
+    with pytest.raises(UsageError, match="there is no option sise"):
+        registry.build("optimizer", "x", sise=3)
+
+
+def test_an_annotation_that_cannot_be_evaluated_hides_no_option() -> None:
+    def build(*, x: "Soon" | None = None) -> None: ...  # type: ignore  # noqa: F821, UP037
+
+    assert options_of(offer_of(build))["x"].accepts("anything")
+
+
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
@@ -389,3 +383,19 @@ def test_names_of_distributions_are_compared_normalised() -> None:
     assert installed("NumPy")
     assert not installed("no-such-distribution")
     assert not installed("")
+
+
+# ---- ourselves
+
+
+@pytest.mark.parametrize(
+    ("words", "home"),
+    [
+        ("PluginManager", "registry/loading.py"),
+        ("importlib_metadata", "_metadata.py"),
+    ],
+)
+def test_only_one_module_uses_it(words: str, home: str) -> None:
+    package = Path(splitbit_kit.__file__).parent
+    users = [f for f in package.rglob("*.py") if words in f.read_text("utf-8")]
+    assert users == [package / home]

@@ -118,6 +118,14 @@ def test_a_version_that_fits_is_ok(site: Any, optimizer: Code) -> None:
     assert plugin(site.registry(), "good").status == "ok"
 
 
+def test_a_hook_that_this_version_lacks_can_be_optional(site: Any) -> None:
+    later = "@hookimpl(optionalhook=True)\ndef communicators(ranks): pass\n"
+    site.install("ready", OFFER + "[OptimizerOffer('x', '', dict)]\n" + later)
+    registry = site.registry()
+    assert plugin(registry, "ready").status == "ok"
+    assert registry.names("optimizer") == ["x"]
+
+
 def test_a_failed_plugin_leaves_no_hook_behind(site: Any) -> None:
     site.install(
         "bad",
@@ -158,7 +166,7 @@ def test_a_stream_that_a_plugin_keeps_works_later(site: Any, optimizer: Code, ca
 def test_a_slow_plugin_is_listed_as_such(
     site: Any, optimizer: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("splitbit_kit.registry.SLOW_SECONDS", 0.01)
+    monkeypatch.setattr("splitbit_kit.registry.loading.SLOW_SECONDS", 0.01)
     site.install("slow", "import time\ntime.sleep(0.02)\n" + optimizer("x"))
     registry = site.registry()
     found = plugin(registry, "slow")

@@ -11,7 +11,7 @@ from splitbit_kit.text.decoding import NotTextError
 
 def text_of(path, encoding=None):
     path = str(path)
-    return "".join(decoding.pieces(path, decoding.detect(path, encoding)))
+    return "".join(decoding.pieces(path, decoding.detect(path, encoding).name))
 
 
 @pytest.fixture(params=[1, 2, 3, 5, 1 << 20])
@@ -40,7 +40,7 @@ def test_the_mark_decides_and_line_ends_stay(tmp_path, mark, encoding, zipped):
     data = mark + SAMPLE.encode(encoding)
     path = tmp_path / ("a.txt.gz" if zipped else "a.txt")
     path.write_bytes(gzip.compress(data) if zipped else data)
-    assert decoding.detect(str(path)) == encoding
+    assert decoding.detect(str(path)) == (encoding, bool(mark))
     assert text_of(path) == SAMPLE
 
 
@@ -52,7 +52,7 @@ def test_an_encoding_given_holds_where_there_is_no_mark(tmp_path):
     path.write_bytes("日本".encode("shift_jis"))
     assert text_of(path, "shift_jis") == "日本"
     path.write_bytes(codecs.BOM_UTF8 + b"it")
-    assert decoding.detect(str(path), "cp1252") == "utf-8"
+    assert decoding.detect(str(path), "cp1252") == ("utf-8", True)
     path.write_bytes("plain".encode("utf-16-le"))
     assert text_of(path, "utf-16-le") == "plain"
 

@@ -126,7 +126,7 @@ def test_pieces_join_to_the_whole(tokenizer):
 def test_cutting_long_text_changes_nothing():
     # 60,000 characters with white space, against the library on the text as one.
     tokenizer = TRAINED["bpe"]
-    library = tokenizers.Tokenizer.from_str(tokenizer._content.decode())
+    library = tokenizers.Tokenizer.from_str(tokenizer.content.decode())
     assert tokenizer.encode(CORPUS).tolist() == library.encode(CORPUS).ids
     assert len(CORPUS) > 10 * LONGEST_CHUNK
 

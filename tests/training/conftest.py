@@ -8,6 +8,7 @@ TINY = {
     "preset": "tiny-llama",
     "model": {"layers": 1, "heads": 2, "kv_heads": 1, "width": 32, "hidden": 64, "context": 32},
     "tokenizer": {"kind": "byte"},
+    "data": {},
     "train": {"steps": 8, "batch_size": 2, "seq_len": 16, "eval_every": 4, "seed": 3},
     "optimizer": {"lr": 1e-2},
     "scheduler": {"warmup_steps": 2},
@@ -34,13 +35,15 @@ def text(tmp_path):
 def tiny(tmp_path, text):
     """Call tiny(name, **{"section.key": value}) to train; it returns run, events and notices."""
 
-    def run(name="run", overwrite=False, **changes):
+    def run(name="run", overwrite=False, source=text, **changes):
         config = dict(TINY)
         for key, value in changes.items():
             section, _, name_ = key.partition(".")
             config[section] = {**config[section], name_: value}
         return _told(
-            lambda around: train(config, text, tmp_path / name, overwrite=overwrite, around=around)
+            lambda around: train(
+                config, source, tmp_path / name, overwrite=overwrite, around=around
+            )
         )
 
     return run

@@ -1,14 +1,19 @@
 """A run that is stopped anywhere and resumed ends with the bits of one left alone."""
 
+import json
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from splitbit_kit.api import SplitbitError, StepDone, UsageError
 from splitbit_kit.formats import checkpoint, jsonl, safetensors
+from splitbit_kit.training import run as run_module
+from splitbit_kit.training.run import Surroundings, resume, train
 from splitbit_kit.training.trainer import Interrupted, Trainer
+from tests.training.conftest import TINY
 
 PARTS = ("model", "optimizer")
 
@@ -44,14 +49,14 @@ def figures(folder):
 
 @pytest.fixture
 def stopping(monkeypatch):
-    """Ask the run to stop, as a signal would, when it looks for the n-th time."""
+    """Ask the run to stop, as a signal would, when it looks for the n-th time, or at a step."""
 
-    def at(look):
+    def at(look, step=None):
         seen = {"looks": 0}
 
         def stop_if_asked(self):
             seen["looks"] += 1
-            if seen["looks"] == look:
+            if seen["looks"] == look or self.progress.step == step:
                 raise Interrupted
 
         monkeypatch.setattr(Trainer, "_stop_if_asked", stop_if_asked)
@@ -108,6 +113,97 @@ def test_more_steps_span_the_schedule_anew(tiny, again):
     assert [event.step for event in steps] == list(range(9, 17))
     assert steps[0].lr > steps[-1].lr > 0
     assert run.statistics["total_steps"] == 16
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_over_several_epochs_from_rows_with_a_text_held_out(tiny, again, stopping, tmp_path, rows):
+    """10 windows, 3 epochs: with 2 rows a step 15 steps, with 4 the last one is ragged."""
+    (tmp_path / "held.txt").write_text("one green bottle hanging on the wall\n" * 3, "utf-8")
+    lines = [json.dumps({"text": f"row {n}: {n * n}\r\nand on"}) for n in range(10)]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("\n".join(lines), "utf-8")
+    more = {
+        "train.steps": 0,
+        "train.epochs": 3,
+        "train.batch_size": rows,
+        "data.validation": str(tmp_path / "held.txt"),
+        "source": source,
+    }
+    whole, events, _ = tiny("whole", **more)
+    sizes = [event.tokens for event in events if isinstance(event, StepDone)]
+    assert sum(sizes) == 30 * 16
+    assert sizes[-1] == (30 % rows or rows) * 16
+    for step in range(1, len(sizes)):
+        stopping(None, step)
+        with pytest.raises(Interrupted):
+            tiny(f"part-{step}", **more)
+        stopping(10**9)
+        again(f"part-{step}")
+        assert_same_bits(whole.folder, tmp_path / f"part-{step}")
+        assert figures(tmp_path / f"part-{step}") == figures(whole.folder)
+
+
+def test_other_intervals_change_no_bit_of_the_weights(tiny, again, stopping, tmp_path):
+    whole, _, _ = tiny("whole")
+    stopping(None, 3)
+    with pytest.raises(Interrupted):
+        tiny("part")
+    stopping(10**9)
+    again("part", {"train.eval_every": 1, "checkpoint.save_every": 3, "sample.every": 2})
+    one, other = newest(whole.folder), newest(tmp_path / "part")
+    for part in PARTS:
+        for name, array in one.tensors[part].arrays.items():
+            assert array.tobytes() == other.tensors[part].arrays[name].tobytes(), name
+
+
+def test_fewer_steps_than_were_made_are_refused(tiny, again, tmp_path):
+    run, _, _ = tiny()
+    names = ("config.toml", "metrics.jsonl", "final/model.safetensors")
+    before = [(run.folder / name).read_bytes() for name in names]
+    with pytest.raises(UsageError, match=r"train.steps: 7 is below the 8 .* use --steps 8 or more"):
+        again("run", {"train.steps": 7})
+    assert [(run.folder / name).read_bytes() for name in names] == before
+    again("run", {"train.steps": 8})
+
+
+def test_a_run_that_another_training_changed_meanwhile_is_refused(tiny, again, monkeypatch):
+    tiny()
+    real = run_module.prepare
+
+    def prepare(*arguments):
+        folder = run_module.RunFolder(run.folder)
+        config = folder.read_config()
+        folder.write_config(config.with_keys(train__steps=16))
+        return real(*arguments)
+
+    run, _, _ = tiny("other")
+    monkeypatch.setattr(run_module, "prepare", prepare)
+    with pytest.raises(SplitbitError, match="another training changed this run"):
+        again("other")
+
+
+@pytest.mark.skipif(not hasattr(psutil.Process, "memory_maps"), reason="the system does not tell")
+def test_the_checkpoint_gone_back_to_is_let_go(tiny, again, tmp_path):
+    tiny()
+    seen = []
+
+    def look(event):
+        if isinstance(event, StepDone):
+            paths = [m.path for m in psutil.Process().memory_maps()]
+            seen.extend(path for path in paths if "step-" in path)
+
+    resume(tmp_path / "run", {"train.steps": 10}, around=Surroundings(listeners=[look]))
+    assert seen == []
+
+
+def test_texts_are_found_from_any_folder(text, tmp_path, monkeypatch):
+    (tmp_path / "held.txt").write_text("one green bottle hanging on the wall\n" * 3, "utf-8")
+    data = {"paths": ["text.txt", "builtin"], "validation": "held.txt"}
+    monkeypatch.chdir(tmp_path)
+    train({**TINY, "data": data}, out="run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert resume("../run", {"train.steps": 9}).statistics["total_steps"] == 9
 
 
 def test_learning_rates_after_a_resume_are_those_of_an_uninterrupted_run(tiny, again, stopping):
@@ -195,8 +291,6 @@ else:
 
 def test_a_process_killed_outright_and_resumed(tiny, again, text, tmp_path):
     """The real thing: SIGKILL while it writes, several times over."""
-    from tests.training.conftest import TINY
-
     config = {**TINY, "train": {**TINY["train"], "steps": 60}}
     config["checkpoint"] = {"save_every": 1}
     whole, _, _ = tiny("whole", **{"train.steps": 60, "checkpoint.save_every": 1})

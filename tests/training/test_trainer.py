@@ -56,6 +56,7 @@ def test_the_configuration_is_resolved(tiny):
     assert 'backend = "numpy"' in text
     assert 'precision = "fp32"' in text
     assert "vocab_size = 257" in text
+    assert "beta2 = 0.99" in text  # a default, so that a later one changes no run
 
 
 def test_closing_statistics(tiny):
