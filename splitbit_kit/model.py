@@ -23,8 +23,9 @@ from splitbit_kit.generate import Sampling, generate, one_sequence
 from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.models.decoder import Decoder, parameter_specs
 from splitbit_kit.registry import Registry
-from splitbit_kit.text.batches import require_tokens
+from splitbit_kit.text.batches import EVALUATED_TOKENS, require_tokens
 from splitbit_kit.text.tokenizer import Tokenizer
+from splitbit_kit.training.config import ComputeConfig
 from splitbit_kit.training.data import encode_file
 from splitbit_kit.training.run_folder import ModelFiles, ModelHeader, find_model, read_header
 
@@ -95,8 +96,9 @@ class Model:
         """Return how well the model predicts a text, or ids, or what a file or folder holds.
 
         A string is the text itself, a `Path` the file or folder. It is read in windows of seq_len
-        tokens side by side; None: as long as the context and the text allow. Raises SplitbitError
-        if the text is too short for one, and UsageError if seq_len exceeds the context.
+        tokens side by side; None: as long as the context and the text allow. Of a long text the
+        first 262,144 tokens are measured, and `notify` is told. Raises SplitbitError if the text is
+        too short for one window, and UsageError if seq_len exceeds the context.
         """
         ids = self._ids(text)
         context = self.config.context
@@ -105,6 +107,8 @@ class Model:
         if seq_len > context:
             raise UsageError(f"seq_len {seq_len}: the model's context is {context}")
         require_tokens(seq_len, evaluation=len(ids))
+        if len(ids) - 1 > EVALUATED_TOKENS:
+            self.notify(f"the first {EVALUATED_TOKENS:,} of {len(ids):,} tokens are measured")
         return evaluate(
             self.decoder,
             self.compute,
@@ -113,6 +117,7 @@ class Model:
             self.tokenizer.byte_lengths,
             seq_len=seq_len,
             rows=max(1, _AT_ONCE // seq_len),
+            limit=EVALUATED_TOKENS,
         )
 
     def _ids(self, text: str | Path | Ids) -> NDArray[np.integer[Any]]:
@@ -155,7 +160,10 @@ def load(
     specs = parameter_specs(header.config, header.vocabulary)
     check_tensors(model.arrays, specs, str(files.model))
     tokenizer = _tokenizer(files, header)
-    compute = choose(registry or Registry(), backend, precision, threads, notify)
+    chosen = ComputeConfig(backend, precision, threads)  # checked as a training's are
+    compute = choose(
+        registry or Registry(), chosen.backend, chosen.precision, chosen.threads, notify
+    )
     frozen = {spec.name: _frozen(spec, model.arrays[spec.name], compute.dtype) for spec in specs}
     decoder = Decoder(header.config, ParameterStore(specs, compute.dtype, frozen))
     table = compute.table(train=False)

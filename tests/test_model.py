@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from splitbit_kit import model as model_module
 from splitbit_kit.api import SplitbitError, UsageError
 from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.formats import checkpoint, safetensors
@@ -219,6 +220,19 @@ def test_evaluate_text_file_and_ids_alike(run: RunFolder, tmp_path: Path) -> Non
     file = tmp_path / "held-out.txt"
     file.write_text(text, "utf-8")
     assert model.evaluate(file).tokens == len(text)  # end-of-text comes last
+
+
+def test_evaluate_says_that_a_text_is_too_long_to_measure_whole(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.replace_model(run.best, tensors(LLAMA))
+    monkeypatch.setattr(model_module, "EVALUATED_TOKENS", 20)
+    notices: list[str] = []
+    model = opened(run.path, notify=notices.append)
+    assert model.evaluate("a" * 21).tokens == 20
+    assert notices == []
+    assert model.evaluate("a" * 22).tokens == 20
+    assert notices == ["the first 20 of 22 tokens are measured"]
 
 
 def test_evaluate_is_the_mean_over_side_by_side_windows(run: RunFolder) -> None:

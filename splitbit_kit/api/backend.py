@@ -28,13 +28,17 @@ class Param:
 
     value is a view into the flat parameter buffer, a read-only array or `PackedTensor` (frozen
     weights), or a `LowRank`. `version` rises at each update, whoever made it, so that a backend may
-    keep a converted copy and know when it is stale.
+    keep a converted copy and know when it is stale; a `LowRank`'s parts have versions of their own.
+    Once a model is planned, its calls are known by their handles: a value of another kind needs a
+    new handle.
     """
 
     name: str
     value: Array | PackedTensor | LowRank
     trainable: bool = True
+    """False: it has no gradient"""
     decay: bool = False
+    """whether weight decay applies, to matrices only"""
     version: int = 0
 
     @property
@@ -128,10 +132,15 @@ class Context:
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
     """of arrays between ops"""
     threads: int = 1
-    grad: bool = True  # False: keep nothing for a backward pass
+    """how many an op may use"""
+    grad: bool = True
+    """False: keep nothing for a backward pass"""
     seed: int = 0
+    """of the dropouts, 0 to 2^64 - 1; step and micro_batch are the rest of their counter"""
     step: int = 0
+    """the optimizer step, from 0 on"""
     micro_batch: int = 0
+    """its place in the step, from 0 on"""
     unpack: Callable[[PackedTensor, int, int], Array] | None = None
     """Rows [start, stop) of a packed tensor as float32, for weights whose format has no kernel."""
 
@@ -205,7 +214,7 @@ class OpOffer:
 class Backend:
     """A built backend.
 
-    ops: by name, among them `packed_linear:FORMAT` for weights packed in FORMAT, whoever's format
+    ops: by name, among them `packed_linear:FORMAT` for weights packed in FORMAT, whosever format
     it is (the operands are those of `linear`). flat: loops over flat buffers, see
     `splitbit_kit.api.learning.FlatOps`. precision: what was chosen, never "auto".
     """
@@ -226,6 +235,7 @@ class BackendOffer:
 
     name: str
     summary: str
+    """one line for `list-plugins`"""
     build: Callable[[Hardware, str, int], Backend]
     """build(hardware, precision, threads) -> Backend; raises ValueError for a precision it lacks"""
     needs: tuple[str, ...] = ()

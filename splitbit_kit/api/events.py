@@ -14,13 +14,17 @@ class RunStarted:
 
     folder: Path
     config: Mapping[str, Any]
+    """section -> key -> value, resolved"""
     parameters: int
+    """how many numbers are trained"""
     tokens: int
     """in the training split"""
     origins: Mapping[str, str]
     """op -> the backend that serves it; several with commas between where sites differ"""
     step: int
+    """how many steps are made already"""
     steps: int
+    """how many there will be in all"""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,9 @@ class StepDone:
     grad_norm: float
     """global norm before clipping"""
     tokens: int
+    """in the step's batch"""
     seconds: float
+    """wall-clock time of the step"""
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,14 @@ class EvalDone:
 
     step: int
     loss: float
+    """mean nats a token"""
     perplexity: float
+    """exp(loss)"""
     bits_per_byte: float
     tokens: int
+    """that were predicted"""
     seconds: float
+    """wall-clock time of the evaluation"""
     best: bool
     """whether no earlier evaluation of the run, the one before training aside, was lower"""
 
@@ -67,6 +77,7 @@ class CheckpointSaved:
     step: int
     path: Path
     best: bool
+    """whether it is the model with the lowest validation loss so far"""
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,7 @@ class RunEnded:
     reason: str
     """ "finished", "interrupted" or one line that says what failed"""
     statistics: Mapping[str, Any]
+    """the run's closing numbers, as `train --json` has them"""
 
 
 Event = RunStarted | StepDone | EvalDone | SampleWritten | CheckpointSaved | RunEnded

@@ -34,9 +34,12 @@ class OpSpec:
 
     name: str
     operands: tuple[str, ...]
+    """in the order in which they are passed"""
     static: tuple[str, ...]
-    defaults: Mapping[str, Any]  # of static arguments; operands left out are None
+    defaults: Mapping[str, Any]
+    """of static arguments; operands that are left out are None"""
     recipe: Callable[..., Array] | None
+    """recipe(ops, *operands, **static) -> the result, made by smaller ops; None for a primitive"""
     doc: str
 
     @property

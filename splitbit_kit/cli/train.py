@@ -297,7 +297,7 @@ def command(
     settings: Settings = context.obj
     view = training_view(people(as_json))
     registry = settings.registry(view.notify)
-    around = run.Surroundings(registry, (view, registry.event), view.notify)
+    around = run.Surroundings(registry, (view,), view.notify)
     interrupted = False
     try:
         if resume is None:

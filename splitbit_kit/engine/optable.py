@@ -71,6 +71,7 @@ def operand_kind(operand: Any) -> str:
     raise TypeError(f"{operand!r} cannot be an operand: pass an array, a parameter or a cache")
 
 
+_ARRAYS = (np.ndarray, Stub)
 _DTYPES = [np.dtype(t) for t in (np.float32, np.float64, np.int32, np.int64)]
 _ARRAY_KINDS = {dtype: f"array:{dtype.name}" for dtype in _DTYPES}  # formatting takes longer
 _PARAM_KINDS = {dtype: f"param:{dtype.name}" for dtype in _DTYPES}
@@ -115,14 +116,17 @@ class OpTable:
     ) -> Resolved:
         """Return what serves a call. Only the first call of a site does any work.
 
-        A model that trains makes the same calls with the same parameters in every step, so they are
-        known again by those, before any words are made for the site.
+        A model makes the same calls with the same parameters in every step, so they are known again
+        by those, before any words are made for the site. Caches come and go, and need no hash.
         """
-        if not self.train:  # caches come and go, and need not be hashable
-            return self._resolve_site(spec, operands, static)
         call = (
             spec.name,
-            *[o.dtype if isinstance(o, np.ndarray) else o for o in operands],
+            *[
+                o.dtype
+                if isinstance(o, _ARRAYS)
+                else (o if o is None or isinstance(o, Param) else operand_kind(o))
+                for o in operands
+            ],
             *static.values(),
         )
         known = self._calls.get(call)

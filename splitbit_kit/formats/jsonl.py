@@ -50,17 +50,18 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def cut_back(path: Path, step: int) -> int:
+def cut_back(path: Path, step: int, kinds: Mapping[str, int] | None = None) -> int:
     """Return how many lines were dropped so that a run resumed at `step` can append.
 
-    Dropped are lines of later steps, and lines that a crash left unreadable. The file is replaced
-    in one step. A missing file stays missing.
+    Dropped are lines of later steps, and lines that a crash left unreadable. `kinds` gives the last
+    step for lines of a kind by itself: what was not yet done at `step` comes again. The file is
+    replaced in one step. A missing file stays missing.
     """
     if not path.exists():
         return 0
     with opened(path) as (file, _):
         lines = list(file)
-    kept = [line for line in lines if _belongs(line, step, path)]
+    kept = [line for line in lines if _belongs(line, step, kinds or {}, path)]
     if len(kept) < len(lines):
         durable.replace_file(path, kept)
     return len(lines) - len(kept)
@@ -71,7 +72,7 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         yield from (line for line in file if line.endswith(b"\n"))
 
 
-def _belongs(line: bytes, step: int, path: Path) -> bool:
+def _belongs(line: bytes, step: int, kinds: Mapping[str, int], path: Path) -> bool:
     try:
         row = strict_json.parse(line, str(path))
     except SplitbitError:
@@ -79,7 +80,9 @@ def _belongs(line: bytes, step: int, path: Path) -> bool:
     if not line.endswith(b"\n") or not isinstance(row, dict):
         return False
     at = row.get("step", 0)
-    return not isinstance(at, int | float) or at <= step
+    kind = row.get("kind")
+    last = kinds.get(kind, step) if isinstance(kind, str) else step
+    return not isinstance(at, int | float) or at <= last
 
 
 def _plain(value: Any) -> Any:

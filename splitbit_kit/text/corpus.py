@@ -9,6 +9,7 @@ a .jsonl file), so that a huge one is never in memory; read each before you ask 
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ BUILTIN = "builtin"
 _EXPECTED = "expected .txt, .jsonl, or .gz of either"
 
 Document = Iterator[str]
+Identity = tuple[int, int] | str  # device and number of a file or folder; the built-in corpus
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,29 @@ class ContentHash:
 
 
 def scan(
-    paths: Sequence[str | os.PathLike[str]], encoding: str | None = None, strict: bool = False
+    paths: Sequence[str | os.PathLike[str]],
+    encoding: str | None = None,
+    strict: bool = False,
+    held_out: Corpus | None = None,
 ) -> Corpus:
     """Return the corpus in files and folders, every real file read once, folders in sorted order.
 
     The path "builtin" stands for the built-in corpus (a folder of that name is "./builtin").
     A byte order mark decides a file's encoding, else `encoding`, else UTF-8. Members of folders
-    that are not text are skipped with a reason; `strict` makes them errors. Raises UsageError for a
-    path that is missing or of another kind, NotTextError for a named file that is not text, and
-    SplitbitError for a bad row or when there is nothing to read.
+    that are not text are skipped with a reason; `strict` makes them errors. The files of `held_out`
+    are skipped under whichever name they come. Raises UsageError for a path that is missing or of
+    another kind, NotTextError for a named file that is not text, and SplitbitError for a bad row or
+    when there is nothing to read.
     """
     encoding = decoding.checked_encoding(encoding) if encoding else None
     content = ContentHash()
     files: list[TextFile] = []
     skipped: list[Skipped] = []
+    apart = {_identity(file.path) for file in held_out.files} if held_out else set()
     for path, in_folder in _paths([os.fspath(path) for path in paths]):
+        if _is_among(path, apart):
+            skipped.append(Skipped(path, "it is held out for validation"))
+            continue
         trial = content.copy()  # a file that turns out not to be text leaves no trace in the hash
         try:
             files.append(_read(path, encoding, trial))
@@ -168,7 +178,7 @@ def _read(path: str, encoding: str | None, content: ContentHash) -> TextFile:
 
 def _paths(paths: Sequence[str]) -> Iterator[tuple[str, bool]]:
     """Yield (path, in a folder) for every file to read, each real file once."""
-    seen: set[tuple[int, int]] = set()
+    seen: set[Identity] = set()
     for name in dict.fromkeys(paths):
         path = Path(name)
         with decoding.readable(name):
@@ -187,7 +197,7 @@ def _paths(paths: Sequence[str]) -> Iterator[tuple[str, bool]]:
                 yield name, False
 
 
-def _members(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
+def _members(folder: Path, seen: set[Identity]) -> Iterator[Path]:
     """Yield the files below a folder in sorted order, hidden ones left out, each real one once."""
     with decoding.readable(str(folder)):
         for path in sorted(folder.iterdir()):
@@ -201,10 +211,23 @@ def _members(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
                 yield from _members(path, seen)
 
 
-def _is_new(path: Path, seen: set[tuple[int, int]]) -> bool:
+def _identity(path: str | Path) -> Identity:
+    """Return what is the same for all names of a file or folder."""
+    if path == BUILTIN:
+        return BUILTIN
+    entry = Path(path).stat()
+    return entry.st_dev, entry.st_ino
+
+
+def _is_among(path: str, identities: set[Identity]) -> bool:
+    with suppress(OSError):  # a link to nothing is among none
+        return _identity(path) in identities
+    return False
+
+
+def _is_new(path: Path, seen: set[Identity]) -> bool:
     """Return whether a file or folder is met for the first time, under whichever name."""
-    entry = path.stat()
-    identity = (entry.st_dev, entry.st_ino)
+    identity = _identity(path)
     new = identity not in seen
     seen.add(identity)
     return new

@@ -189,26 +189,31 @@ def build_config(
     file: Path | None = None,
     assignments: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
+    sections: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Return the configuration from all four sources, later ones winning.
+    """Return the configuration from all sources, later ones winning.
 
     assignments: "section.key=value", the value as in TOML (a word that is no TOML value is taken as
-    text). flags: "section.key" -> value. Raises UsageError naming the first bad key.
+    text). flags: "section.key" -> value. sections: what a file could hold, in its place. Raises
+    UsageError naming the first bad key.
     """
-    layers: list[Mapping[str, Any]] = []
+    layers: list[Mapping[str, Any]] = [sections or {}]
     if file is not None:
         loaded = _read_toml(file)
         in_file = loaded.pop("preset", None)
         preset_name = preset_name or in_file
         layers.append(loaded)
     preset_name = preset_name or DEFAULT
+    if not isinstance(preset_name, str):
+        raise UsageError(f"preset: {preset_name!r} is not a name")
     layers.append(_nested(map(parse_assignment, assignments)))
     layers.append(_nested((flags or {}).items()))
     merged: dict[str, Any] = preset(preset_name)
+    for section in _OPEN:
+        _drop_options_of_another(section, merged, layers)
     for layer in layers:
         for section, keys in layer.items():
-            if not isinstance(keys, Mapping):
-                raise UsageError(f"{section}: a section is expected, such as [{section}]")
+            _mapping(section, keys)
             if "epochs" in keys and "steps" not in keys:
                 merged.get(section, {}).pop("steps", None)  # an earlier source's steps
             merged.setdefault(section, {}).update(keys)
@@ -223,6 +228,7 @@ def from_dict(data: Mapping[str, Any]) -> Config:
             continue
         if section not in SECTIONS:
             raise UsageError(f"section {section!r} is not known{_nearest(section, SECTIONS)}")
+        _mapping(section, keys)
         sections[section] = _section(section, dict(keys))
     return Config(preset=data.get("preset", DEFAULT), **sections)
 
@@ -250,8 +256,8 @@ def _section(name: str, keys: dict[str, Any]) -> Any:
     kind = SECTIONS[name]
     known = [f.name for f in fields(kind)]
     if name in _OPEN:
-        options = {k: keys.pop(k) for k in list(keys) if k not in known}
-        keys["options"] = {**options, **keys.get("options", {})}
+        ours = {k: v for k, v in keys.items() if k in known and k != "options"}
+        keys = {**ours, "options": {k: v for k, v in keys.items() if k not in ours}}
     for key in keys:
         if key not in known:
             raise UsageError(f"{name}.{key} is not a key of {name}{_nearest(key, known)}")
@@ -277,6 +283,23 @@ def _nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         section, _, name = key.partition(".")
         nested.setdefault(section, {})[name] = value
     return nested
+
+
+def _drop_options_of_another(
+    section: str, from_preset: dict[str, Any], layers: Iterable[Mapping[str, Any]]
+) -> None:
+    """Drop a preset's options where another plugin is named, which need not know them."""
+    ours = from_preset.get(section, {})
+    for layer in layers:
+        keys = layer.get(section)
+        if isinstance(keys, Mapping) and keys.get("name", ours.get("name")) != ours.get("name"):
+            own = {f.name for f in fields(SECTIONS[section])}
+            from_preset[section] = {k: v for k, v in ours.items() if k in own}
+
+
+def _mapping(section: str, keys: Any) -> None:
+    if not isinstance(keys, Mapping):
+        raise UsageError(f"{section}: a section is expected, such as [{section}]")
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

@@ -43,7 +43,10 @@ def prepare(
     A tokenizer is trained where only its configuration is given. Raises SplitbitError if a split is
     too short for one window of seq_len tokens and its target.
     """
-    corpus = _scan(data, data.paths or [BUILTIN], notify)
+    held_out = None
+    if isinstance(data.validation, str):
+        held_out = _scan(data, [data.validation], notify)
+    corpus = _scan(data, data.paths or [BUILTIN], notify, held_out)
     if not sum(file.characters for file in corpus.files):
         raise SplitbitError(
             f"{', '.join(data.paths)}: the text is empty: 0 tokens, "
@@ -54,12 +57,12 @@ def prepare(
         tokenizer = Tokenizer.train(tokenizer.kind, documents(corpus), size)
     tokens = _tokens(corpus, tokenizer, notify)
     sha256 = tokens.sha256
-    if isinstance(data.validation, str):
-        held_out = _tokens(_scan(data, [data.validation], notify), tokenizer, notify)
-        training, validation = tokens.ids, held_out.ids
-        sha256 += held_out.sha256
+    if held_out:
+        apart = _tokens(held_out, tokenizer, notify)
+        training, validation = tokens.ids, apart.ids
+        sha256 += apart.sha256
     else:
-        training, validation = split(tokens.ids, data.validation)
+        training, validation = split(tokens.ids, float(data.validation))
     require_tokens(seq_len, training=len(training), validation=len(validation))
     return Data(tokenizer, training, validation, sha256, seen_ids(training, tokenizer.vocab_size))
 
@@ -74,9 +77,14 @@ def encode_file(
     return _tokens(_scan(DataConfig(encoding=encoding), [path], notify), tokenizer, notify).ids
 
 
-def _scan(data: DataConfig, paths: list[str], notify: Callable[[str], None]) -> Corpus:
+def _scan(
+    data: DataConfig,
+    paths: list[str],
+    notify: Callable[[str], None],
+    held_out: Corpus | None = None,
+) -> Corpus:
     """Return the corpus in paths; say what is not as one would expect, the first few of each."""
-    corpus = scan(paths, data.encoding or None, data.strict)
+    corpus = scan(paths, data.encoding or None, data.strict, held_out)
     odd = [file for file in corpus.files if file.marked or file.encoding not in ("utf-8", "ascii")]
     for file in odd[:_TOLD]:
         by_mark = ", by its byte order mark" if file.marked else ""

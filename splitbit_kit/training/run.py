@@ -29,7 +29,7 @@ from splitbit_kit.training.config import (
 )
 from splitbit_kit.training.data import Data, prepare
 from splitbit_kit.training.learner import Learner
-from splitbit_kit.training.run_folder import RunFolder, new_folder
+from splitbit_kit.training.run_folder import RunFolder, config_toml, new_folder
 from splitbit_kit.training.signals import stop_requests
 from splitbit_kit.training.trainer import Listener, Trainer
 
@@ -78,6 +78,7 @@ def train(
     """
     around = around or Surroundings()
     config = _with_absolute_paths(_as_config(config), data)
+    config_toml(config)  # what could not be kept is refused before anything is written
     folder = RunFolder(Path(out)) if out else None
     if folder and not overwrite:
         _refuse_run(folder)
@@ -94,6 +95,10 @@ def _refuse_run(folder: RunFolder) -> None:
         raise UsageError(
             f"{folder.path}: holds a run; go on with --resume {folder.path}, "
             "replace it with --overwrite, or choose another --out"
+        )
+    if parts := folder.parts():
+        raise UsageError(
+            f"{parts[0]}: is in the way; choose another --out, or replace it with --overwrite"
         )
 
 
@@ -115,7 +120,9 @@ def resume(
         if run.read_config() != before:
             raise SplitbitError(f"{run.path}: another training changed this run; try again")
         restored = _restore(trainer, around.notify)
-        jsonl.cut_back(run.metrics, trainer.progress.step if restored else -1)
+        made = trainer.progress
+        kinds = {"eval": made.evaluated, "sample": made.sampled}
+        jsonl.cut_back(run.metrics, made.step if restored else -1, kinds)
         if trainer.config.compute != before.compute:
             around.notify(
                 f"backend {before.compute.backend} -> {trainer.config.compute.backend}: "
@@ -231,7 +238,7 @@ def _trainer(
             learner,
             compute,
             windows,
-            list(around.listeners),
+            [*around.listeners, registry.event],
             should_stop=should_stop,
             notify=notify,
         )
@@ -310,13 +317,8 @@ def _as_config(config: Config | Mapping[str, Any] | str | None) -> Config:
     if isinstance(config, Config):
         return config
     if isinstance(config, Mapping):
-        keys = {
-            f"{section}.{key}": value
-            for section, values in config.items()
-            if section != "preset"
-            for key, value in values.items()
-        }
-        return build_config(config.get("preset"), flags=keys)
+        sections = {name: keys for name, keys in config.items() if name != "preset"}
+        return build_config(config.get("preset"), sections=sections)
     return build_config(config)
 
 

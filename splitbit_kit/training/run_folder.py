@@ -83,25 +83,45 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Replace config.toml in one step."""
-        durable.replace_file(self.config, [tomli_w.dumps(to_dict(config)).encode()])
+        durable.replace_file(self.config, [config_toml(config)])
 
     def read_config(self) -> Config:
         """Return the configuration of the run. Raises SplitbitError if there is none."""
         try:
             return from_dict(tomllib.loads(self.config.read_text("utf-8")))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise SplitbitError(f"{self.path}: holds no run (config.toml is missing)") from None
         except (OSError, ValueError, UsageError) as error:
             raise SplitbitError(f"{self.config}: {error}") from None
 
+    def parts(self) -> list[Path]:
+        """Return a run's own files and folders that exist, the configuration last."""
+        folders = (self.checkpoints, self.best, self.final)
+        files = (self.metrics, self.tokenizer, self.config)
+        return [part for part in (*folders, *files) if part.exists()]
+
     def clear(self) -> None:
-        """Delete a run's own files, and nothing else; the configuration first."""
-        self.config.unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.best, self.final):
-            if folder.exists():
-                shutil.rmtree(folder)
-        for file in (self.metrics, self.tokenizer):
-            file.unlink(missing_ok=True)
+        """Delete a run's own files, and nothing else.
+
+        The configuration goes last: what a killed process left is a run still, and no new one will
+        take it for its own.
+        """
+        for part in self.parts():
+            with durable.explained(part, "remove it"):
+                if part.is_dir() and not part.is_symlink():
+                    shutil.rmtree(part)
+                else:
+                    part.unlink()
+
+
+def config_toml(config: Config) -> bytes:
+    """Return what config.toml holds. Raises UsageError for what UTF-8 cannot say, as file names."""
+    try:
+        return tomli_w.dumps(to_dict(config)).encode()
+    except UnicodeEncodeError as error:
+        line = error.object[error.object.rfind("\n", 0, error.start) + 1 :].splitlines()[0]
+        name = ascii(line.strip(' ",'))
+        raise UsageError(f"{name}: not in UTF-8, as config.toml is; rename it") from None
 
 
 def new_folder(preset: str, parent: Path = Path("runs")) -> RunFolder:

@@ -267,15 +267,14 @@ class Trainer:
 
     def restore(self, saved: Checkpoint) -> None:
         """Go back to a checkpoint. Raises SplitbitError if it is of other data."""
-        for key, mine in (
-            ("tokenizer_sha256", self.data.tokenizer.sha256),
-            ("data_sha256", self.data.sha256),
+        for what, mine, fix in (
+            ("tokenizer", self.data.tokenizer.sha256, "put its tokenizer.json back"),
+            ("data", self.data.sha256, "bring the same text back"),
         ):
-            if saved.state.get(key) != mine:
-                what = "tokenizer" if key.startswith("tok") else "data"
+            if saved.state.get(f"{what}_sha256") != mine:
                 raise SplitbitError(
-                    f"{saved.path}: {what} is not what the run was begun with; "
-                    "bring the same text back, or begin a new run with --out"
+                    f"{saved.path}: the {what} is not what the run was begun with; "
+                    f"{fix}, or begin a new run with --out"
                 )
         origin = str(saved.path)
         self.learner.params.load(saved.tensors["model"].arrays, origin)

@@ -132,6 +132,8 @@ def test_a_model_in_a_run_can_be_named(run: Run, trained: Path, model: str) -> N
         (["RUN", "--when-full", "explode"], 2, "slide"),
         (["RUN", "--seed", "-1"], 2, "seed"),
         (["RUN", "--backend", "numpi"], 2, "did you mean numpy?"),
+        (["RUN", "--threads", "-1"], 2, "threads: -1 is below 0"),
+        (["RUN", "--precision", "fp31"], 2, "'fp31' is not one of"),
         (["RUN", "--prompt", "a" * 30, "--when-full", "refuse", "--max-tokens", "3"], 2, "32"),
         (["RUN", "--prompt", "\udce9"], 2, "--prompt"),
         (["empty"], 1, "empty"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from commandline import TEXT, TINY, Run
 
 from splitbit_kit.cli.train import JSON_KEYS
+from splitbit_kit.training.trainer import Trainer
 
 KEYS_FOR_EVER = {
     *("run", "preset", "parameters", "backend", "precision", "threads", "reason"),
@@ -147,6 +151,29 @@ def test_what_is_no_plain_text_in_a_folder_is_told(run: Run, place: Path) -> Non
     assert "b.txt: byte 0 is not valid utf-8" in strict.error
 
 
+def test_no_file_is_opened_in_the_encoding_of_the_system(place: Path) -> None:
+    text = "zero\u200bwidth, caf\u00e9, \u5929\u5730\r\n" * 40
+    (place / "odd.txt").write_bytes(text.encode())
+    more = ("--set", "sample.prompt=caf\u00e9", "--set", "tokenizer.kind=char")
+    for argv in (
+        ("train", "odd.txt", *TINY, *more, "--out", "r"),
+        ("train", "--resume", "r", "--steps", "5"),
+        ("generate", "r", "--prompt", "caf\u00e9 \u200b", "--backend", "numpy"),
+    ):
+        done = subprocess.run(
+            [*(sys.executable, "-X", "warn_default_encoding", "-X", "utf8=0"), *STRICT, *argv],
+            capture_output=True,
+            check=False,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        )
+        assert done.returncode == 0, done.stderr.decode()
+    assert "caf\u00e9" in (place / "r/config.toml").read_text("utf-8")
+    assert set("\u200b\u5929\u5730") <= set((place / "r/tokenizer.json").read_text("utf-8"))
+
+
+STRICT = ("-W", "error::EncodingWarning", "-m", "splitbit_kit")
+
+
 # ---- folders
 
 
@@ -253,6 +280,7 @@ def test_resume_refuses_another_change_by_name(
         (["--set", "model.width=520", "--set", "model.heads=8"], 2, "use width"),
         (["--set", "model.width=1600", "--set", "model.heads=48"], 2, "use width"),
         (["--config", "none.toml"], 2, "none.toml"),
+        (["--set", "sample.prompt=caf\udce9"], 2, "caf\\udce9"),
         (["--validation", "2"], 2, "data.validation"),
         (["--encoding", "klingon"], 2, "klingon"),
         (["none.txt"], 2, "none.txt"),
@@ -260,9 +288,10 @@ def test_resume_refuses_another_change_by_name(
         (["blank.txt"], 1, "2 tokens, seq_len + 1 = 33 needed; use --seq-len 1 or less, or more"),
         (["short.txt"], 1, "2 tokens, seq_len + 1 = 33 needed"),
         (["cp1252.txt"], 1, "--encoding cp1252"),
-        (["--resume", "none"], 1, "none"),
+        (["--resume", "none"], 1, "none: holds no run"),
+        (["--resume", "short.txt/"], 1, "short.txt: holds no run"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: ascii(" ".join(value)) if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
     run: Run, place: Path, argv: list[str], code: int, said: str
@@ -276,7 +305,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     failed = run("train", *texts, *tiny, *argv)
     assert failed.code == code, failed
     assert said in failed.error
-    assert not (place / "r" / "config.toml").exists()
+    assert not (place / "r").exists()
     assert not (place / "runs").exists()
 
 
@@ -291,9 +320,12 @@ def test_a_training_that_goes_astray_fails_and_keeps_its_checkpoint(run: Run) ->
     assert list(Path("r/checkpoints").glob("step-*"))
 
 
-def test_a_run_whose_model_cannot_be_written_fails(run: Run) -> None:
-    Path("r").mkdir()
-    Path("r/final").write_text("in the way", "utf-8")
+def test_a_run_whose_model_cannot_be_written_fails(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a file where the folder should be, once nobody looks any more
+    real = Trainer.run
+    monkeypatch.setattr(Trainer, "run", lambda t: (t.folder.final.write_bytes(b""), real(t)))
     failed = run("train", "text.txt", *TINY, "--out", "r", "--json")
     assert failed.code == 1
     assert str(Path("r/final")) in failed.error

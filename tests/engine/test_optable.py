@@ -306,6 +306,27 @@ def test_operands_need_not_be_hashable() -> None:
     assert resolve(t, "attention", X, X, X, IDS, Cache(), heads=1, kv_heads=1).origin == "a"
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_a_planned_call_is_known_again_without_its_site(
+    train: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cache:
+        def truncate(self, length: int) -> None:
+            raise AssertionError
+
+    t = table(train=train, a=offers("attention", "linear"))
+    static = {"heads": 1, "kv_heads": 1}
+    planned = (
+        resolve(t, "attention", X, X, X, IDS, CacheStub(), **static),
+        resolve(t, "linear", X, W),
+    )
+    monkeypatch.setattr(t, "_site", nothing)  # words cost more than the call of a small model
+    x, starts = np.zeros((2, 2), np.float32), np.zeros(2, np.int32)
+    for _ in range(2):
+        assert resolve(t, "attention", x, x, x, starts, Cache(), **static) is planned[0]
+        assert resolve(t, "linear", x, W) is planned[1]
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_nothing_is_resolved_inside_a_step(family: str, dropout: float) -> None:

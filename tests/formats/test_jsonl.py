@@ -86,6 +86,15 @@ def test_cut_back_drops_later_steps_and_torn_lines_only(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_cut_back_may_go_further_for_lines_of_a_kind(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"kind": kind, "step": step} for step in (4, 8) for kind in ("train", "eval")]
+    for row in rows:
+        jsonl.append(path, row)
+    assert jsonl.cut_back(path, 8, {"eval": 4, "sample": -1}) == 1
+    assert jsonl.read(path) == rows[:3]
+
+
 def test_cut_back_drops_a_torn_line_whose_json_happens_to_be_whole(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2}')

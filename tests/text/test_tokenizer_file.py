@@ -79,7 +79,7 @@ CHANGES = [
 @pytest.mark.parametrize(("path", "value", "why"), CHANGES)
 def test_what_we_do_not_write_is_refused_by_name(tmp_path, path, value, why):
     file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps(changed(VOCABULARIES[0], *path, value=value)))
+    file.write_text(json.dumps(changed(VOCABULARIES[0], *path, value=value)), "utf-8")
     with pytest.raises(SplitbitError, match=why) as caught:
         tokenizer_file.read(file)
     message = str(caught.value)
@@ -91,7 +91,7 @@ def test_what_we_do_not_write_is_refused_by_name(tmp_path, path, value, why):
 def test_lone_surrogates_in_a_character_vocabulary_are_refused(tmp_path):
     file = tmp_path / "tokenizer.json"
     text = tokenizer_file.content(Vocabulary("char", characters="é")).decode()
-    file.write_text(text.replace("é", "\\ud800"))
+    file.write_text(text.replace("é", "\\ud800"), "utf-8")
     with pytest.raises(SplitbitError, match="not a tokenizer"):
         tokenizer_file.read(file)
 

@@ -21,8 +21,8 @@ def corpus(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     (data / "a.txt").write_text("ab")
-    (data / "b.txt").write_text("")
-    (data / "c.jsonl").write_text('{"text": "c"}\n{"text": ""}\n{"text": "d"}\n')
+    (data / "b.txt").write_text("", "utf-8")
+    (data / "c.jsonl").write_text('{"text": "c"}\n{"text": ""}\n{"text": "d"}\n', "utf-8")
     return scan([data])
 
 
@@ -75,7 +75,7 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path, cache):
 
 
 def test_no_tokens_are_no_tokens(tmp_path, cache):
-    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "a.txt").write_text("", "utf-8")
     for _ in range(2):
         file = token_file(scan([tmp_path / "a.txt"]), BYTE, cache)
         assert file.count == 0
@@ -122,7 +122,7 @@ def test_ids_beyond_the_vocabulary_are_damage_whatever_the_checksum(corpus, cach
 
 
 def test_a_folder_that_can_not_be_written_is_done_without(corpus, tmp_path):
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("in the way", "utf-8")
     file = token_file(corpus, BYTE, tmp_path / "file" / "cache")
     assert file.path is None
     assert "temporary file" in file.notice
@@ -141,7 +141,7 @@ def test_no_room_anywhere_is_a_clear_error(corpus, cache, monkeypatch):
 
 
 def test_text_that_changes_after_the_scan_is_refused(corpus, cache):
-    with Path(corpus.files[0].path).open("a") as file:
+    with Path(corpus.files[0].path).open("a", encoding="utf-8") as file:
         file.write("more")
     with pytest.raises(SplitbitError, match="the text changed"):
         token_file(corpus, BYTE, cache)

@@ -8,7 +8,7 @@ import tomli_w
 
 from splitbit_kit.api import UsageError
 from splitbit_kit.models.config import ModelConfig
-from splitbit_kit.models.presets import preset_names
+from splitbit_kit.models.presets import DEFAULT, preset, preset_names
 from splitbit_kit.training.config import build_config, from_dict, to_dict
 
 
@@ -85,9 +85,36 @@ def test_a_bad_file_is_named(tmp_path):
     bad.write_text("[train\n", "utf-8")
     with pytest.raises(UsageError, match=r"bad\.toml: not valid TOML"):
         build_config(None, bad)
+    bad.write_text("preset = 5\n", "utf-8")
+    with pytest.raises(UsageError, match="preset: 5 is not a name"):
+        build_config(None, bad)
     bad.write_text("train = 5\n", "utf-8")
     with pytest.raises(UsageError, match="train: a section is expected"):
         build_config(None, bad)
+
+
+def test_a_section_that_is_none_is_named():
+    for read in (from_dict, lambda data: build_config(sections=data)):
+        with pytest.raises(UsageError, match="train: a section is expected"):
+            read({"train": 5})
+
+
+def test_options_have_no_table_of_their_own():
+    config = build_config(assignments=["optimizer.options=3"])
+    assert config.optimizer.options["options"] == 3  # an option like any other, and so unknown
+
+
+def test_options_of_a_preset_are_those_of_its_plugin():
+    def options(*assignments, **flags):
+        flags = {key.replace("__", "."): value for key, value in flags.items()}
+        return build_config(assignments=assignments, flags=flags).scheduler.options
+
+    given = preset(DEFAULT)
+    of_cosine = {"warmup_steps": given["scheduler"]["warmup_steps"]}
+    assert options() == options(scheduler__name="cosine") == of_cosine
+    assert options(scheduler__name="flat") == {}
+    assert options("scheduler.warmup_steps=5", scheduler__name="flat") == {"warmup_steps": 5}
+    assert build_config(flags={"optimizer.name": "sgd"}).optimizer.lr == given["optimizer"]["lr"]
 
 
 def test_an_unknown_preset_suggests_the_nearest():

@@ -7,13 +7,13 @@ import time
 
 import psutil
 import pytest
+from tiny_run import TINY
 
-from splitbit_kit.api import SplitbitError, StepDone, UsageError
+from splitbit_kit.api import SampleWritten, SplitbitError, StepDone, UsageError
 from splitbit_kit.formats import checkpoint, jsonl, safetensors
 from splitbit_kit.training import run as run_module
 from splitbit_kit.training.run import Surroundings, resume, train
 from splitbit_kit.training.trainer import Interrupted, Trainer
-from tests.training.conftest import TINY
 
 PARTS = ("model", "optimizer")
 
@@ -47,16 +47,24 @@ def figures(folder):
     return [{k: v for k, v in row.items() if k not in drop} for row in rows if row["kind"] != "end"]
 
 
+def stop_at(step):
+    def stop_if_asked(self):
+        if self.progress.step == step:
+            raise Interrupted
+
+    return stop_if_asked
+
+
 @pytest.fixture
 def stopping(monkeypatch):
-    """Ask the run to stop, as a signal would, when it looks for the n-th time, or at a step."""
+    """Ask the run to stop, as a signal would, when it looks for the n-th time."""
 
-    def at(look, step=None):
+    def at(look):
         seen = {"looks": 0}
 
         def stop_if_asked(self):
             seen["looks"] += 1
-            if seen["looks"] == look or self.progress.step == step:
+            if seen["looks"] == look:
                 raise Interrupted
 
         monkeypatch.setattr(Trainer, "_stop_if_asked", stop_if_asked)
@@ -116,7 +124,9 @@ def test_more_steps_span_the_schedule_anew(tiny, again):
 
 
 @pytest.mark.parametrize("rows", [2, 4])
-def test_over_several_epochs_from_rows_with_a_text_held_out(tiny, again, stopping, tmp_path, rows):
+def test_over_several_epochs_from_rows_with_a_text_held_out(
+    tiny, again, monkeypatch, tmp_path, rows
+):
     """10 windows, 3 epochs: with 2 rows a step 15 steps, with 4 the last one is ragged."""
     (tmp_path / "held.txt").write_text("one green bottle hanging on the wall\n" * 3, "utf-8")
     lines = [json.dumps({"text": f"row {n}: {n * n}\r\nand on"}) for n in range(10)]
@@ -134,21 +144,44 @@ def test_over_several_epochs_from_rows_with_a_text_held_out(tiny, again, stoppin
     assert sum(sizes) == 30 * 16
     assert sizes[-1] == (30 % rows or rows) * 16
     for step in range(1, len(sizes)):
-        stopping(None, step)
-        with pytest.raises(Interrupted):
-            tiny(f"part-{step}", **more)
-        stopping(10**9)
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_stop_if_asked", stop_at(step))
+            with pytest.raises(Interrupted):
+                tiny(f"part-{step}", **more)
         again(f"part-{step}")
         assert_same_bits(whole.folder, tmp_path / f"part-{step}")
         assert figures(tmp_path / f"part-{step}") == figures(whole.folder)
 
 
-def test_other_intervals_change_no_bit_of_the_weights(tiny, again, stopping, tmp_path):
+def test_what_came_after_the_checkpoint_of_its_step_is_not_told_twice(
+    tiny, again, monkeypatch, tmp_path
+):
+    """Stopped before the evaluation of a step, resumed, and killed after it."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(event):
+        if isinstance(event, SampleWritten):
+            raise Killed
+
     whole, _, _ = tiny("whole")
-    stopping(None, 3)
-    with pytest.raises(Interrupted):
-        tiny("part")
-    stopping(10**9)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_stop_if_asked", stop_at(4))
+        with pytest.raises(Interrupted):
+            tiny("part")
+    with pytest.raises(Killed):
+        resume(tmp_path / "part", around=Surroundings(listeners=[kill]))
+    again("part")
+    assert figures(tmp_path / "part") == figures(whole.folder)
+
+
+def test_other_intervals_change_no_bit_of_the_weights(tiny, again, monkeypatch, tmp_path):
+    whole, _, _ = tiny("whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_stop_if_asked", stop_at(3))
+        with pytest.raises(Interrupted):
+            tiny("part")
     again("part", {"train.eval_every": 1, "checkpoint.save_every": 3, "sample.every": 2})
     one, other = newest(whole.folder), newest(tmp_path / "part")
     for part in PARTS:
@@ -256,7 +289,9 @@ def test_the_same_value_is_no_change(tiny, again):
 def test_changed_data_is_refused(tiny, again, text):
     tiny()
     text.write_text(text.read_text("utf-8").replace("green", "brown"), "utf-8")
-    with pytest.raises(SplitbitError, match="data is not what the run was begun with"):
+    with pytest.raises(
+        SplitbitError, match="the data is not what the run was begun with; bring the same text"
+    ):
         again("run")
 
 
@@ -264,7 +299,7 @@ def test_another_tokenizer_is_refused(tiny, again, tmp_path):
     tiny("run")
     tiny("other", **{"tokenizer.kind": "char"})
     (tmp_path / "other/tokenizer.json").replace(tmp_path / "run/tokenizer.json")
-    with pytest.raises(SplitbitError, match="tokenizer"):
+    with pytest.raises(SplitbitError, match=r"the tokenizer is not .* put its tokenizer.json back"):
         again("run")
 
 

@@ -2,9 +2,11 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_run import TINY
 
 from splitbit_kit.api import (
     CheckpointSaved,
@@ -15,9 +17,12 @@ from splitbit_kit.api import (
     SplitbitError,
     StepDone,
     UsageError,
+    hookimpl,
 )
 from splitbit_kit.formats import checkpoint, jsonl, safetensors
+from splitbit_kit.registry import Registry
 from splitbit_kit.training.learner import Learner, NonFiniteError
+from splitbit_kit.training.run import Surroundings, train
 
 
 def of(kind, events):
@@ -145,6 +150,28 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tiny):
     assert (run.folder / "mine.txt").read_text("utf-8") == "keep"
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "best", "checkpoints"])
+def test_what_another_program_left_is_not_replaced_unasked(tiny, tmp_path, name):
+    mine = tmp_path / "run" / name / ("" if name.endswith(".json") else "model.bin")
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine", "utf-8")
+    with pytest.raises(UsageError, match=f"{name}: is in the way"):
+        tiny()
+    assert mine.read_text("utf-8") == "mine"
+    tiny(overwrite=True)
+
+
+def test_a_run_half_deleted_is_still_a_run(tiny, monkeypatch):
+    run, _, _ = tiny()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda path: 1 / 0)  # as far as the first file
+        with pytest.raises(ZeroDivisionError):
+            tiny(overwrite=True)
+    assert not (run.folder / "checkpoints").exists()
+    with pytest.raises(UsageError, match="holds a run"):
+        tiny()
+
+
 def test_nothing_is_left_where_the_data_is_bad(tiny, text):
     text.write_text("short", "utf-8")
     with pytest.raises(SplitbitError, match=r"seq_len \+ 1 = 17 needed"):
@@ -152,11 +179,51 @@ def test_nothing_is_left_where_the_data_is_bad(tiny, text):
     assert not (text.parent / "run").exists()
 
 
+def test_a_configuration_that_is_no_table_of_sections_is_named(text):
+    with pytest.raises(UsageError, match="steps: a section is expected"):
+        train({"steps": 5}, text)
+
+
+def test_a_text_held_out_is_not_trained_on(tiny, text, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    text.rename(folder / "text.txt")
+    (folder / "held.txt").write_text("~{}|" * 20, "utf-8")
+    (folder / "same.txt").symlink_to("held.txt")
+    held = str(tmp_path / "texts/held.txt")
+    run, _, notices = tiny(source=folder, **{"data.validation": held})
+    header = safetensors.read(run.folder / "final/model.safetensors").metadata
+    unseen = [range(*pair) for pair in json.loads(header["unseen_ids"])]
+    assert all(any(byte in part for part in unseen) for byte in b"~{}|")
+    assert any("held.txt: skipped (it is held out for validation)" in line for line in notices)
+    with pytest.raises(SplitbitError, match=r"no text found.*held out for validation"):
+        tiny("other", source=held, **{"data.validation": held})
+
+
 def test_an_unknown_option_of_a_plugin_is_named(tiny):
     with pytest.raises(UsageError, match="bata1"):
         tiny(**{"optimizer.bata1": 0.5})
     with pytest.raises(UsageError, match="adamx"):
         tiny(**{"optimizer.name": "adamx"})
+
+
+def test_plugins_hear_of_a_run_begun_from_python(tmp_path, text):
+    heard = []
+
+    class Ears:
+        @hookimpl
+        def step_done(self, event):
+            heard.append(event.step)
+
+        @hookimpl
+        def run_ended(self, event):
+            raise OSError("deaf")
+
+    notices = []
+    registry = Registry(extra={"ears": Ears()}, notify=notices.append)
+    train(TINY, text, tmp_path / "run", around=Surroundings(registry, notify=notices.append))
+    assert heard == list(range(1, 9))
+    assert sum("deaf" in line for line in notices) == 1
 
 
 # ---- steps that go wrong
