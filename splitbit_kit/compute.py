@@ -33,7 +33,7 @@ class Compute:
     def name(self) -> str:
         """The backends that were chosen, as `--backend` takes them."""
         names = [name for name, _ in self.chain]
-        return ",".join(names[:-1] or names)
+        return ",".join(names[:-1] if names[-1] == LAST and len(names) > 1 else names)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -70,7 +70,6 @@ def choose(
     """
     hardware = registry.probe()
     threads = threads or hardware.cores
-    limit_blas(threads)
 
     def build(name: str, precision: str) -> Backend:
         built: Backend = registry.build("backend", name, hardware, precision, threads)
@@ -89,13 +88,6 @@ def choose(
         if name not in dict(chain):
             chain.append((name, build(name, rest)))
     return Compute(tuple(chain), first.precision, threads, _unpacker(registry))
-
-
-def limit_blas(threads: int) -> None:
-    """Let NumPy's matrix library use so many threads, from now on."""
-    from threadpoolctl import threadpool_limits
-
-    threadpool_limits(threads, user_api="blas")
 
 
 def _first_that_works(

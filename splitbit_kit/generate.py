@@ -301,7 +301,8 @@ class Window:
                 cache.truncate(0)
         batch = one_sequence(ids, first=len(self.tokens))
         last = np.array([len(ids) - 1])
-        logits = self._decoder.logits(self._tape, batch, self._caches, rows=last)
+        with np.errstate(all="ignore"):  # `choose` says so if a score is not finite
+            logits = self._decoder.logits(self._tape, batch, self._caches, rows=last)
         self.tokens += ids
         row: Array = logits[0]
         return row

@@ -4,6 +4,7 @@ import pluggy
 
 from splitbit_kit.api.backend import (
     PRECISIONS,
+    Array,
     Backend,
     BackendOffer,
     CacheMaker,
@@ -16,7 +17,7 @@ from splitbit_kit.api.backend import (
     Param,
     Site,
     Workspace,
-    accepts_anything,
+    accepts_plain,
 )
 from splitbit_kit.api.errors import SplitbitError, UsageError
 from splitbit_kit.api.events import (
@@ -54,6 +55,7 @@ __all__ = [
     "OPS",
     "PRECISIONS",
     "TIERS",
+    "Array",
     "Backend",
     "BackendOffer",
     "CacheMaker",
@@ -90,6 +92,6 @@ __all__ = [
     "TrackerOffer",
     "UsageError",
     "Workspace",
-    "accepts_anything",
+    "accepts_plain",
     "hookimpl",
 ]

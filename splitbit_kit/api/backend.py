@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -181,8 +182,22 @@ class Site:
         return f"{self.op}({', '.join(self.operands)}{'; ' if static else ''}{static})"
 
 
-def accepts_anything(site: Site) -> str | None:
-    """Accept every site."""
+PLAIN_KINDS = ("array", "param", "none")
+
+
+def accepts_plain(site: Site, forward: Callable[..., Any], packed: str = "") -> str | None:
+    """Accept arrays and parameters, and the static arguments that `forward` has by name.
+
+    Low-rank weights, weights packed in another format than `packed`, caches, and static arguments
+    that it does not know are declined.
+    """
+    for kind in site.operands:
+        if kind.partition(":")[0] not in PLAIN_KINDS and kind != f"packed:{packed}":
+            return f"{kind} is not served"
+    parameters = signature(forward).parameters
+    for name, _ in site.static:
+        if name not in parameters:
+            return f"static argument {name} is not known"
     return None
 
 
@@ -201,13 +216,19 @@ class OpOffer:
     """An op, and the sites it serves.
 
     accepts(site) answers None, or the reason for declining. A static argument or an operand kind
-    that the owner does not know must be declined, never ignored. Ops that take a cache bring the
-    maker of it.
+    that the owner does not know must be declined, never ignored; without an `accepts` of its own an
+    op serves what `accepts_plain` does. Ops that take a cache bring the maker of it.
     """
 
     op: Op
-    accepts: Callable[[Site], str | None] = accepts_anything
+    accepts: Callable[[Site], str | None] | None = None
     make_cache: CacheMaker | None = None
+
+    def declines(self, site: Site, name: str) -> str | None:
+        """Return why the site is not served by the op offered as `name`, or None if it is."""
+        if self.accepts is None:
+            return accepts_plain(site, self.op.forward, name.removeprefix("packed_linear:"))
+        return self.accepts(site)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from splitbit_kit.api.backend import KVCache, Param
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Arguments = ParamSpec("Arguments")
+ACTIVATIONS = ("gelu", "swiglu")
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,16 @@ def _op(
     @wraps(recipe)
     def call(self: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
         missing = len(spec.operands) - len(args)
+        if missing < 0:
+            raise TypeError(f"{spec.name} takes the operands {spec.operands}, {-missing} less")
         filled = (*args, *(None,) * missing) if missing else args
         static: dict[str, Any] = kwargs
         if tuple(static) != spec.static:  # not all of them, or in another order
             given = {**spec.defaults, **static}
             if given.keys() != set(spec.static):
                 raise TypeError(
-                    f"{spec.name} takes the static arguments {spec.static}, not {given}"
+                    f"{spec.name} takes the static arguments {spec.static}, not {tuple(given)}; "
+                    "operands are positional"
                 )
             static = {key: given[key] for key in spec.static}
         result: Array = self.call(spec, filled, static)
@@ -161,9 +165,9 @@ class Ops:
 
         Rows starts[s] .. starts[s + 1] - 1 are sequence s, which may be empty. Row i sees the rows
         of its own sequence up to itself, after all that `cache` already holds for that sequence;
-        k and v are appended to the cache first. Query head h reads key head h // (H / K)
-        (grouped-query attention, Ainslie et al. 2023, https://arxiv.org/abs/2305.13245). A cache
-        goes with inference only.
+        k and v are appended to the cache first. starts rises from 0 to N. Query head h reads key
+        head h // (H / K): grouped-query attention, Ainslie et al. 2023,
+        https://arxiv.org/abs/2305.13245. A cache goes with inference only.
         """
         raise NotImplementedError
 
@@ -262,8 +266,9 @@ class Ops:
     ) -> Array:  # -> (N, C)
         """x + dropout(down(act(up(norm(x))))): the second half of a decoder layer."""
         h = self.norm(x, norm_weight, norm_bias, norm=norm, eps=eps)
-        if activation == "swiglu":
-            assert gate is not None
+        if (activation == "swiglu") != (gate is not None) or activation not in ACTIVATIONS:
+            raise ValueError(f"activation: gelu, or swiglu with a gate, not {activation!r}")
+        if gate is not None:
             a = self.swiglu(self.linear(h, gate), self.linear(h, up, up_bias))
         else:
             a = self.gelu(self.linear(h, up, up_bias))
@@ -310,10 +315,12 @@ class Ops:
     # ---- not an op: which of the two norms
 
     def norm(self, x: Array, weight: Param, bias: Param | None, *, norm: str, eps: float) -> Array:
-        """`layer_norm` or `rms_norm`, as the static argument `norm` says."""
-        if norm == "rms":
-            return self.rms_norm(x, weight, eps=eps)
-        return self.layer_norm(x, weight, bias, eps=eps)
+        """`layer_norm` or `rms_norm`, as the static argument `norm` says: "layer" or "rms"."""
+        if norm == "layer":
+            return self.layer_norm(x, weight, bias, eps=eps)
+        if norm != "rms" or bias is not None:
+            raise ValueError(f"norm: layer, or rms without a bias, is expected, not {norm!r}")
+        return self.rms_norm(x, weight, eps=eps)
 
 
 OPS: Mapping[str, OpSpec] = {

@@ -36,7 +36,7 @@ JSON_KEYS = {
 @click.argument(
     "text",
     metavar="TEXT",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=str),  # a Path would take "./builtin" for "builtin"
     panel="Model",
     help="A file or folder of text that the model was not trained on.",
 )
@@ -54,7 +54,7 @@ def command(
     context: click.RichContext,
     /,
     run: Path,
-    text: Path,
+    text: str,
     encoding: str | None,
     backend: str | None,
     precision: str | None,
@@ -79,7 +79,7 @@ def command(
     )
     show(f"model: {model.label}")
     begun = time.perf_counter()
-    ids = encode_file(str(text), model.tokenizer, encoding or "", show)
+    ids = encode_file(text, model.tokenizer, encoding or "", show)
     found = model.evaluate(ids)
     seconds = time.perf_counter() - begun
     print(f"loss           {found.loss:.4f} nats per token", file=people(as_json))
@@ -91,7 +91,7 @@ def command(
             JSON_KEYS,
             {
                 "model": model.label,
-                "text": str(text),
+                "text": text,
                 **vars(found),
                 "time_s": seconds,
                 "backend": model.compute.name,

@@ -64,7 +64,7 @@ def preset_names() -> str:
     "texts",
     nargs=-1,
     metavar="[TEXTS]...",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=str),  # a Path would take "./builtin" for "builtin"
     panel="Text",
     help="Files (.txt, .jsonl, .gz of either) and folders; none: the built-in corpus.",
 )
@@ -263,7 +263,7 @@ def preset_names() -> str:
 def command(
     context: click.RichContext,
     /,
-    texts: tuple[Path, ...],
+    texts: tuple[str, ...],
     preset: str | None,
     file: Path | None,
     assignments: tuple[str, ...],
@@ -329,7 +329,7 @@ def refuse_with_resume(resume: Path, file: Path | None, out: Path | None, overwr
 
 
 def changes(
-    context: click.Context, texts: Sequence[Path], preset: str | None, assignments: Sequence[str]
+    context: click.Context, texts: Sequence[str], preset: str | None, assignments: Sequence[str]
 ) -> dict[str, Any]:
     """Return all that was said about a run to resume, for the run to judge: key -> value."""
     from splitbit_kit.text.corpus import absolute

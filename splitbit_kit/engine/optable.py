@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -154,22 +154,12 @@ class OpTable:
         if spec.fused and not self.fuse:
             return Resolved(site, None, "parts")
         reasons: list[str] = []
-        for place, (name, backend) in enumerate(self.chain):
-            for offer_name in _offer_names(site):
-                offer = backend.ops.get(offer_name)
-                if offer is None:
-                    continue
-                reason = self._reason(name, offer, site)
-                if (
-                    reason is None
-                    and spec.fused
-                    and place
-                    and self._ahead(place, spec, operands, static)
-                ):
-                    reason = "a backend ahead of it offers one of its parts"
-                if reason is None:
-                    return Resolved(site, offer.op, name, offer.make_cache, tuple(reasons))
-                reasons.append(f"{name} declines: {reason}")
+        for place, name, offer, reason in self._offers(site, len(self.chain)):
+            if reason is None and spec.fused and self._ahead(place, spec, operands, static):
+                reason = "a backend ahead of it offers one of its parts"
+            if reason is None:
+                return Resolved(site, offer.op, name, offer.make_cache, tuple(reasons))
+            reasons.append(f"{name} declines: {reason}")
         if spec.fused:
             return Resolved(site, None, "parts", declined=tuple(reasons))
         raise SplitbitError(
@@ -186,19 +176,24 @@ class OpTable:
         spec.recipe(parts, *operands, **static)
         for part, part_operands, part_static in parts.calls:
             site = self._site(part, part_operands, part_static)
-            for name, backend in self.chain[:place]:
-                for offer_name in _offer_names(site):
-                    offer = backend.ops.get(offer_name)
-                    if offer is not None and self._reason(name, offer, site) is None:
-                        return True
+            if any(reason is None for *_, reason in self._offers(site, place)):
+                return True
         return False
 
-    def _reason(self, backend: str, offer: OpOffer, site: Site) -> str | None:
+    def _offers(self, site: Site, stop: int) -> Iterator[tuple[int, str, OpOffer, str | None]]:
+        """Yield the first `stop` backends' offers: (place, backend, offer, why it declines)."""
+        for place, (name, backend) in enumerate(self.chain[:stop]):
+            for offer_name in _offer_names(site):
+                offer = backend.ops.get(offer_name)
+                if offer is not None:
+                    yield place, name, offer, self._reason(name, offer_name, offer, site)
+
+    def _reason(self, backend: str, name: str, offer: OpOffer, site: Site) -> str | None:
         """Return why a backend's offer does not serve a site, or None if it does."""
         if self.train and offer.op.backward is None:
             return "it has no backward pass"
         try:
-            reason = offer.accepts(site)
+            reason = offer.declines(site, name)
         except Exception as error:
             raise SplitbitError(
                 f"backend {backend}: accepts failed on {site}: {type(error).__name__}: {error}"

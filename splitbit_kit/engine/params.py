@@ -175,7 +175,7 @@ class GradientBuffer:
     def into(self, param: Param) -> tuple[Array, bool] | None:
         """Return (view, accumulate), or None where the parameter is frozen."""
         view = self._views.get(param.name)
-        if view is None:
+        if view is None or self._params.get(param.name) is not param:
             return None
         accumulate = param.name in self._written
         self._written.add(param.name)

@@ -42,6 +42,8 @@ class Tape(Ops):
         flat: Array | None = None,
         observe: Observer | None = None,
     ) -> None:
+        if ctx.grad and not table.train:
+            raise ValueError("a context with grad=True needs an op table for training")
         self.table = table
         self.ctx = ctx
         self._flat = flat

@@ -14,13 +14,13 @@ from splitbit_kit.api import (
     OPS,
     Backend,
     Context,
+    LowRank,
     Op,
     OpOffer,
     PackedTensor,
     Param,
     Site,
     SplitbitError,
-    accepts_anything,
 )
 from splitbit_kit.engine.optable import CacheStub, OpTable, Planner, Resolved, Stub, operand_kind
 from splitbit_kit.engine.params import ParameterStore
@@ -41,7 +41,12 @@ def nothing(*args: Any, **static: Any) -> Any:
     raise AssertionError("resolution must not run an op")
 
 
-def offers(*names: str, accepts: Accepts = accepts_anything, backward: Any = nothing) -> Backend:
+def anything(site: Site) -> str | None:
+    """Accept every site."""
+    return None
+
+
+def offers(*names: str, accepts: Accepts | None = anything, backward: Any = nothing) -> Backend:
     """Return a backend that offers ops by name."""
     ops = {name: OpOffer(Op(nothing, backward), accepts) for name in names}
     return Backend(ops, {}, "fp32")
@@ -269,7 +274,7 @@ def counting(backend: Backend, seen: list[Site]) -> Backend:
     def counted(offer: OpOffer) -> OpOffer:
         def accepts(site: Site) -> str | None:
             seen.append(site)
-            return offer.accepts(site)
+            return offer.declines(site, site.op)
 
         return OpOffer(offer.op, accepts, offer.make_cache)
 
@@ -356,3 +361,28 @@ def test_nothing_is_resolved_inside_a_step(family: str, dropout: float) -> None:
         batch = Batch(ids, ids, ids, starts)
         learner.step(step, [batch, batch])
     assert len(seen) == before
+
+
+def test_without_accepts_only_what_is_plain_is_served() -> None:
+    def forward(ctx: Any, x: Any, w: Any, b: Any = None) -> Any:
+        return x, None
+
+    plain = Backend({"linear": OpOffer(Op(forward, forward))}, {}, "fp32")
+    special = Backend({"packed_linear:q8": OpOffer(Op(forward, forward))}, {}, "fp32")
+    t = OpTable([("a", plain), ("b", special)], train=True)
+    assert resolve(t, "linear", X, W).origin == "a"
+    assert resolve(t, "linear", X, packed("q8")).origin == "b"
+    with pytest.raises(SplitbitError, match="a declines: packed:q4 is not served"):
+        resolve(t, "linear", X, packed("q4"))
+    with pytest.raises(SplitbitError, match="a declines: lowrank:"):
+        resolve(t, "linear", X, Param("w", LowRank(W, W, W, 1.0)))
+
+
+def test_a_static_value_that_no_recipe_knows_is_refused() -> None:
+    planner = Planner(table(a=offers("linear")))
+    with pytest.raises(ValueError, match="norm: layer, or rms without a bias"):
+        planner.logits(X, W, None, W, norm="batch")
+    with pytest.raises(ValueError, match="activation: gelu, or swiglu with a gate"):
+        Planner(table(a=offers("rms_norm", "linear"))).mlp_block(
+            X, W, None, None, W, W, norm="rms", activation="relu"
+        )

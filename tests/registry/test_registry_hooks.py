@@ -124,8 +124,8 @@ def test_hook_backends(site: Any) -> None:
     assert set(backend.ops) <= set(OPS)
     assert backend.precision == "fp32"
     offer = backend.ops["add"]
-    assert offer.accepts(Site("add", (), ("array:float32", "array:float32"), True)) is None
-    assert offer.accepts(Site("add", (), ("lowrank", "array:float32"), True))
+    assert offer.declines(Site("add", (), ("array:float32", "array:float32"), True), "add") is None
+    assert offer.declines(Site("add", (), ("lowrank", "array:float32"), True), "add")
     ctx = SimpleNamespace(workspace=SimpleNamespace(take=np.empty))
     x = np.ones((2, 3), np.float32)
     out, saved = offer.op.forward(ctx, x, x)
