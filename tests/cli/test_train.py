@@ -120,11 +120,20 @@ def test_epochs_say_how_long(run: Run) -> None:
     assert done.last["epochs"] == pytest.approx(0.1, abs=0.05)
 
 
-def test_the_built_in_corpus_can_be_named_beside_others(run: Run) -> None:
-    done = run("train", "builtin", "text.txt", *TINY, "--out", "r")
+def test_the_built_in_corpus_can_be_named_beside_others(run: Run, place: Path) -> None:
+    # as the text held out it would be measured whole, which takes its time
+    argv = [*TINY, "--validation", "text.txt", "--steps", "1"]
+    (place / "other.txt").write_text(TEXT, "utf-8")
+    done = run("train", "builtin", "other.txt", *argv, "--out", "r")
     assert done.code == 0, done.err
     assert '"builtin",' in Path("r/config.toml").read_text("utf-8")
-    assert run("train", "builtin", "text.txt", "--resume", "r", "--steps", "5").code == 0
+    assert run("train", "builtin", "other.txt", "--resume", "r").code == 0
+    (place / "builtin").mkdir()
+    (place / "builtin" / "b.txt").write_text(TEXT, "utf-8")
+    assert run("train", "./builtin", *argv, "--out", "b").code == 0
+    assert "builtin" in Path("b/config.toml").read_text("utf-8")
+    assert '"builtin",' not in Path("b/config.toml").read_text("utf-8")
+    assert run("eval", "b", "./builtin", "--json").last["tokens"] == len(TEXT.encode())
 
 
 def test_what_is_no_plain_text_in_a_folder_is_told(run: Run, place: Path) -> None:
