@@ -292,11 +292,11 @@ def load(kind):
 
     name = "kernels_" + kind
     if name not in sys.modules:
-        text = Path(__file__).with_name("kernels.py").read_text()
+        text = Path(__file__).with_name("kernels.py").read_text("utf-8")
         path = Path(os.environ["NUMBA_CACHE_DIR"]) / (name + ".py")
-        if not path.exists() or path.read_text() != text:
+        if not path.exists() or path.read_text("utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, "utf-8")
         spec = importlib.util.spec_from_file_location(name, path)
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])

@@ -11,7 +11,7 @@ from typing import Any
 from splitbit_kit.api import Optimizer, Schedule, SplitbitError, UsageError
 from splitbit_kit.compute import Compute, choose
 from splitbit_kit.engine.params import ParameterStore
-from splitbit_kit.formats import jsonl
+from splitbit_kit.formats import durable, jsonl
 from splitbit_kit.formats.checkpoint import newest_valid
 from splitbit_kit.formats.lock import run_lock
 from splitbit_kit.models.decoder import Decoder, parameter_specs
@@ -78,6 +78,8 @@ def train(
     """
     around = around or Surroundings()
     config = _with_absolute_paths(_as_config(config), data)
+    if config.train.steps:
+        config = config.with_keys(train__epochs=0.0)  # steps win
     config_toml(config)  # what could not be kept is refused before anything is written
     folder = RunFolder(Path(out)) if out else None
     if folder and not overwrite:
@@ -231,6 +233,7 @@ def _trainer(
     )
     folder = folder or new_folder(config.preset)
     with run_lock(folder.path), stop_requests(notify) as should_stop:
+        durable.remove_temporaries(folder.path)  # of a process that was killed
         yield Trainer(
             config,
             folder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
@@ -87,7 +88,7 @@ class Trainer:
         self._should_stop = should_stop
         self._notify = notify
         self._started = time.perf_counter()
-        self._saved = self._stage()
+        self._saved: tuple[int, int, int] | None = None
 
     # ---- the loop
 
@@ -111,6 +112,8 @@ class Trainer:
             )
         )
         try:
+            if self._saved is None:
+                self._save()  # a run that is killed early knows what text it was begun with
             while True:
                 self._stop_if_asked()
                 self._evaluate_if_due()
@@ -125,7 +128,8 @@ class Trainer:
             self._emit(RunEnded(progress.step, "interrupted", self.statistics()))
             raise
         except SplitbitError as error:
-            self._emit(RunEnded(progress.step, str(error), self.statistics()))
+            with suppress(SplitbitError):  # the first error counts, not that it cannot be noted
+                self._emit(RunEnded(progress.step, str(error), self.statistics()))
             raise
         self._emit(RunEnded(progress.step, "finished", self.statistics()))
         return self.statistics()
@@ -208,8 +212,12 @@ class Trainer:
             )
         )
         if best:
-            progress.best_loss, progress.best_step = found.loss, progress.step
-            checkpoint.replace_model(self.folder.best, self._model())
+            try:
+                checkpoint.replace_model(self.folder.best, self._model())
+            except SplitbitError as error:  # some systems do not replace a file that is in use
+                self._notify(str(error))
+            else:
+                progress.best_loss, progress.best_step = found.loss, progress.step
 
     def _sample_if_due(self) -> None:
         progress, sample = self.progress, self.config.sample
@@ -316,8 +324,15 @@ class Trainer:
         }
 
     def _emit(self, event: Event) -> None:
+        """Tell everyone, and then raise the first error that telling gave."""
+        errors = []
         for listener in self._listeners:
-            listener(event)
+            try:
+                listener(event)
+            except SplitbitError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _write_metrics(self, event: Event) -> None:
         row = _METRICS[type(event)](event)

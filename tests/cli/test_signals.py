@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX system
 
 
 def started(*argv: str) -> subprocess.Popen[str]:
-    """Start a command line and return when its run has a checkpoint."""
+    """Start a command line and return when its run has a checkpoint after a step."""
     process = subprocess.Popen(
         [sys.executable, "-m", "splitbit_kit", *argv],
         env=clean_environment() | {"SPLITBIT_CACHE": str(Path("cache").resolve())},
@@ -31,7 +31,7 @@ def started(*argv: str) -> subprocess.Popen[str]:
         encoding="utf-8",
     )
     give_up = time.monotonic() + 60
-    while not list(Path("r/checkpoints").glob("step-*")):
+    while not list(Path("r/checkpoints").glob("step-*[1-9]*")):
         assert process.poll() is None and time.monotonic() < give_up, process.communicate()
         time.sleep(0.02)
     return process

@@ -86,7 +86,7 @@ def main() -> None:
         },
         "cases": cases,
     }
-    RECORDED.write_text(json.dumps(record, indent=0) + "\n")
+    RECORDED.write_text(json.dumps(record, indent=0) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

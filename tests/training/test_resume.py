@@ -295,6 +295,26 @@ def test_changed_data_is_refused(tiny, again, text):
         again("run")
 
 
+def test_changed_data_is_refused_before_the_first_checkpoint_is_due_too(
+    tiny, again, stopping, text
+):
+    stopping(1)
+    with pytest.raises(Interrupted):
+        tiny()
+    stopping(10**9)
+    text.write_text(text.read_text("utf-8").replace("green", "brown"), "utf-8")
+    with pytest.raises(SplitbitError, match="data is not what the run was begun with"):
+        again("run")
+
+
+def test_steps_win_even_where_the_epochs_give_as_many(tiny):
+    by_epochs, _, _ = tiny("a", **{"train.steps": 0, "train.epochs": 0.05, "train.batch_size": 3})
+    steps = by_epochs.statistics["total_steps"]
+    both = {"train.steps": steps, "train.epochs": 0.05, "train.batch_size": 3}
+    run, events, _ = tiny("b", **both)
+    assert {event.tokens for event in events if isinstance(event, StepDone)} == {3 * 16}
+
+
 def test_another_tokenizer_is_refused(tiny, again, tmp_path):
     tiny("run")
     tiny("other", **{"tokenizer.kind": "char"})

@@ -50,7 +50,7 @@ def test_a_run_leaves_what_the_issue_promises(tiny):
     assert [event.step for event in of(StepDone, events)] == list(range(1, 9))
     assert [event.step for event in of(EvalDone, events)] == [0, 4, 8]
     assert [event.step for event in of(SampleWritten, events)] == [4, 8]
-    assert [event.step for event in of(CheckpointSaved, events)] == [2, 4, 6, 8]
+    assert [event.step for event in of(CheckpointSaved, events)] == [0, 2, 4, 6, 8]
     assert of(RunEnded, events)[0].reason == "finished"
 
 
@@ -62,6 +62,33 @@ def test_the_configuration_is_resolved(tiny):
     assert 'precision = "fp32"' in text
     assert "vocab_size = 257" in text
     assert "beta2 = 0.99" in text  # a default, so that a later one changes no run
+
+
+def test_what_a_listener_raises_reaches_the_caller_after_all_have_heard(tmp_path, text):
+    heard = []
+
+    def full(event):
+        if isinstance(event, StepDone | RunEnded):
+            raise SplitbitError("no room")
+
+    around = Surroundings(listeners=[full, heard.append])
+    with pytest.raises(SplitbitError, match="no room"):
+        train(TINY, text, tmp_path / "run", around=around)
+    assert of(RunEnded, heard)[0].reason == "no room"
+
+
+def test_a_best_model_that_cannot_be_written_is_a_notice(tiny, monkeypatch):
+    real = checkpoint.replace_model
+
+    def replace(folder, model):
+        if folder.name == "best":
+            raise SplitbitError(f"{folder}: in use")
+        return real(folder, model)
+
+    monkeypatch.setattr(checkpoint, "replace_model", replace)
+    run, _, notices = tiny()
+    assert sum("best: in use" in line for line in notices) == 2
+    assert (run.folder / "final/model.safetensors").exists()
 
 
 def test_closing_statistics(tiny):
