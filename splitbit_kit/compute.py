@@ -71,8 +71,10 @@ def choose(
     hardware = registry.probe()
     threads = threads or hardware.cores
 
-    def build(name: str, precision: str) -> Backend:
+    def build(name: str, precision: str, threads: int = threads) -> Backend:
         built: Backend = registry.build("backend", name, hardware, precision, threads)
+        if built.notes:
+            notify(f"backend {name}: {built.notes}")
         return built
 
     if backend == "auto":
@@ -86,7 +88,8 @@ def choose(
     chain = [(names[0], first)]
     for name in [*names[1:], LAST]:
         if name not in dict(chain):
-            chain.append((name, build(name, rest)))
+            # two sets of threads that wait for work take it from each other
+            chain.append((name, build(name, rest, 1 if first.own_threads else threads)))
     return Compute(tuple(chain), first.precision, threads, _unpacker(registry))
 
 

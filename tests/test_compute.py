@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from splitbit_kit import compute as compute_module
 from splitbit_kit.api import Backend, Hardware, SplitbitError, UsageError
 from splitbit_kit.compute import Compute, choose
 
@@ -28,7 +29,8 @@ class Registry:
         if name not in self.automatic:
             raise SplitbitError(f"backend {name}: not installed; pip install it")
         self.built.append((name, precision, threads))
-        return Backend({}, {}, self.automatic[name] if precision == "auto" else precision)
+        chosen = self.automatic[name] if precision == "auto" else precision
+        return Backend({}, {}, chosen, own_threads=name == "busy")
 
 
 def chosen(registry: Any, *args: Any, **options: Any) -> Compute:
@@ -41,6 +43,12 @@ def test_numpy_closes_every_chain_in_the_first_ones_dtype() -> None:
     assert registry.built == [("a", "auto", 3), ("b", "fp32", 3), ("numpy", "fp32", 3)]
     assert [name for name, _ in compute.chain] == ["a", "b", "numpy"]
     assert (compute.name, compute.precision, compute.dtype) == ("a,b", "bf16", np.float32)
+
+
+def test_behind_a_backend_with_threads_of_its_own_nothing_else_spins() -> None:
+    registry = Registry(busy="fp32", numpy="fp32")
+    chosen(registry, "busy", threads=3)
+    assert registry.built == [("busy", "auto", 3), ("numpy", "fp32", 1)]
 
 
 def test_fp64_is_asked_of_every_backend() -> None:
@@ -57,7 +65,8 @@ def test_numpy_alone_is_built_once_with_the_physical_cores() -> None:
     assert (compute.name, compute.threads) == ("numpy", HARDWARE.cores)
 
 
-def test_auto_falls_back_and_says_so() -> None:
+def test_auto_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute_module, "AUTO", ("numba", "numpy"))
     said: list[str] = []
     assert chosen(Registry(numpy="fp32"), notify=said.append).name == "numpy"
     assert said == ["backend: numpy (backend numba: not installed)"]

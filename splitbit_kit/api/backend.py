@@ -237,13 +237,15 @@ class Backend:
 
     ops: by name, among them `packed_linear:FORMAT` for weights packed in FORMAT, whosever format
     it is (the operands are those of `linear`). flat: loops over flat buffers, see
-    `splitbit_kit.api.learning.FlatOps`. precision: what was chosen, never "auto".
+    `splitbit_kit.api.learning.FlatOps`. precision: what was chosen, never "auto". own_threads:
+    whether it keeps threads that wait for work; backends behind it in the chain then get one.
     """
 
     ops: Mapping[str, OpOffer]
     flat: Mapping[str, Callable[..., Any]]
     precision: str
     notes: str = ""
+    own_threads: bool = False
 
 
 @dataclass(frozen=True)

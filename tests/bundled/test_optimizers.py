@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from splitbit_numpy_backend import flat
 
 from splitbit_kit.bundled.optimizers import SGD, AdamW, optimizers
+from splitbit_numpy_backend import flat
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "optimizers.json"
 CASES = json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"]

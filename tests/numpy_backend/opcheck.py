@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from splitbit_numpy_backend import table
 
 from splitbit_kit.api import Context, LowRank, PackedTensor, Param
 from splitbit_kit.engine.workspace import BufferPool
+from splitbit_numpy_backend import table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcheck import context
+
 from splitbit_numpy_backend import attention as module
 from splitbit_numpy_backend.attention import Cache, attention
 

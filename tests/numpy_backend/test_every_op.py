@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from opcheck import Case, Grads, cases, context, numerical_gradient, relative_error
-from splitbit_numpy_backend import attention, linear, memory, table
 
 from splitbit_kit.api import OPS, SplitbitError
+from splitbit_numpy_backend import attention, linear, memory, table
 
 CASES = cases()
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

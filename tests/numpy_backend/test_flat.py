@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from splitbit_numpy_backend.flat import CHUNK, adamw, sgd, squared_norm
 
 Array = np.ndarray[Any, np.dtype[Any]]

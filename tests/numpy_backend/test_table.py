@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-import splitbit_numpy_backend as plugin
-from splitbit_numpy_backend import table
 
+import splitbit_numpy_backend as plugin
 from splitbit_kit.api import Backend, Hardware, Site
+from splitbit_numpy_backend import table
 
 HARDWARE = Hardware(threads=2, cores=2, memory_bytes=1 << 30, tier="light")
 FLOAT = "array:float32"

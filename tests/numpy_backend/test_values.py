@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opcheck import context, pack, unpack
-from splitbit_numpy_backend import linear, loss, norms, pointwise, rotary
-from splitbit_numpy_backend.dropout import CHUNK, dropout, kept, philox4x32
 
 from splitbit_kit.api import LowRank, Param
+from splitbit_numpy_backend import linear, loss, norms, pointwise, rotary
+from splitbit_numpy_backend.dropout import CHUNK, dropout, kept, philox4x32
 
 Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(2)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from splitbit_numpy_backend.table import build
 
 from splitbit_kit.api import Backend, Context, Hardware, Op, OpOffer
 from splitbit_kit.engine.optable import OpTable
@@ -17,6 +16,7 @@ from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.models.decoder import Decoder, parameter_specs
 from splitbit_kit.text.batches import Batch
 from splitbit_kit.training.learner import Learner
+from splitbit_numpy_backend.table import build
 
 CONFIG = ModelConfig("gpt2", layers=1, heads=2, width=8, hidden=8, context=8)
 IDS = np.arange(6, dtype=np.int32)

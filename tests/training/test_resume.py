@@ -311,7 +311,7 @@ def test_steps_win_even_where_the_epochs_give_as_many(tiny):
     by_epochs, _, _ = tiny("a", **{"train.steps": 0, "train.epochs": 0.05, "train.batch_size": 3})
     steps = by_epochs.statistics["total_steps"]
     both = {"train.steps": steps, "train.epochs": 0.05, "train.batch_size": 3}
-    run, events, _ = tiny("b", **both)
+    _, events, _ = tiny("b", **both)
     assert {event.tokens for event in events if isinstance(event, StepDone)} == {3 * 16}
 
 

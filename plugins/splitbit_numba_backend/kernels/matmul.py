@@ -1,0 +1,328 @@
+"""Matrix multiply: y = x W', dx = dy W and dW (+)= dy' x, with what follows fused in.
+
+All three are one loop. A thread owns a rectangle of the result. It packs as many panels of the
+right operand as half the second cache holds, and goes through its rows in blocks: a block of the
+left operand stays in the first cache while the panels stream past it. Sums are complete before
+they leave their 32 x 32 buffer, so the epilogue (a bias, an activation, a residual) is applied to
+float32 numbers that memory has never seen.
+
+What a caller promises, and gets:
+
+- *Storage* is float32 or bfloat16, by the pointers' type; sums are float32.
+- Activations x, dy (rows, columns) are row-major with rows of `stride` elements, a multiple of 32
+  and at least the columns; the elements up to the next multiple of 32 are readable and finite.
+- Results in storage must be such matrices too: they are written in whole multiples of 32 columns,
+  which makes their padding zero.
+- Weights (N, K) and float32 matrices and vectors have no padding: not an element outside is read or
+  written.
+- Every element of the result is one sum in one order, whoever computes it: the number of threads
+  does not change a bit.
+- `scratch` is the address of `scratch_bytes(...)` bytes of this thread's own, 64-byte aligned.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+
+from splitbit_numba_backend.kernels.packing import (
+    EDGE_BYTES,
+    copy_block,
+    pack_columns,
+    pack_rows,
+    pack_transposed,
+    padded_units,
+)
+from splitbit_numba_backend.kernels.shares import ZERO, Pointer, Vector, inline, kernel, share
+from splitbit_numba_backend.simd.math import sigmoid
+from splitbit_numba_backend.simd.pointers import (
+    float32_pointer,
+    int32_pointer,
+    load,
+    load_first,
+    store,
+    store_first,
+)
+from splitbit_numba_backend.simd.tiles import (
+    COLUMNS,
+    begin,
+    end,
+    like,
+    per_unit,
+    tile_columns,
+    tile_product,
+    tile_rows,
+)
+from splitbit_numba_backend.simd.vector import splat
+
+ROWS = 32  # of a block, at most: a multiple of every path's tile but 6, which makes it 30
+DEPTH = 128  # units of a block of the left operand: 16 KB, a third of a first cache
+LAYER = 256  # units of the panels of dy' x: the deeper, the less room is left for dy in the cache
+PANELS = 32  # packed at once, at most
+PANEL_BYTES = 1 << 20  # of all of them: half of a second cache
+PACKING = 3  # what transposing a block of dy costs, in products of tiles
+
+# where the parts of a thread's scratch memory are, in bytes; the edges of packing come first
+BLOCK_AT = EDGE_BYTES
+SUMS_AT = BLOCK_AT + 4 * ROWS * DEPTH
+PANELS_AT = SUMS_AT + 4 * PANELS * ROWS * COLUMNS
+
+# how the operands are stored: what `kind` may be
+ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = range(3)  # x W', dy W, dy' x
+
+# what becomes of a finished sum: what `Epilogue.kind` may be
+FLOAT32, ADD, STORAGE, RESIDUAL, GELU, SWIGLU, GELU_GRADIENT, SWIGLU_GRADIENT = range(8)
+
+F = np.float32
+_TWICE, _CUBIC = F(2 * np.sqrt(2 / np.pi)), F(0.044715)
+
+
+class Epilogue(NamedTuple):
+    """What becomes of s, the finished sums, and where it goes. Addresses, with 0 for none.
+
+    FLOAT32          out = s + bias                    out float32
+    ADD              out = out + s                     out float32
+    STORAGE          out = s + bias                    out storage
+    RESIDUAL         out = given + s + bias            out and given float32
+    GELU             also = s + bias, out = gelu(also)
+    SWIGLU           also = s + bias, out = silu(given) * also        (given: the gate; s: up)
+    GELU_GRADIENT    out = s * gelu'(given)            given: what GELU stored in `also`
+    SWIGLU_GRADIENT  out, also = s * d(silu(given) * given2) by given, by given2
+
+    The last four read and write storage. gelu is x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))),
+    silu x sigmoid(x). The bias is float32, one number a column.
+    """
+
+    kind: int
+    out: int
+    stride: int
+    """of out and also, in elements"""
+    also: int = 0
+    given: int = 0
+    given2: int = 0
+    given_stride: int = 0
+    bias: int = 0
+
+
+@inline
+def gelu(x: Vector) -> Vector:
+    """Return x/2 (1 + tanh(u)) as x sigmoid(2 u): one exponential and no cancellation."""
+    return x * sigmoid(splat(_TWICE) * (x + splat(_CUBIC) * x * x * x))
+
+
+@inline
+def gelu_gradient(x: Vector) -> Vector:
+    """Return the derivative of gelu at x."""
+    square = x * x
+    s = sigmoid(splat(_TWICE) * x * (splat(F(1)) + splat(_CUBIC) * square))
+    slope = splat(_TWICE) * (splat(F(1)) + splat(F(3) * _CUBIC) * square)
+    return s + x * s * (splat(F(1)) - s) * slope
+
+
+@kernel
+def finish(
+    sums: Pointer, storage: Pointer, row: int, rows: int, column: int, columns: int, to: Epilogue
+) -> None:
+    """Apply an epilogue to a buffer of sums (rows, 32), the result's tile at (row, column).
+
+    columns: of the result; those of the buffer that lie beyond are zero (but for the bias).
+    """
+    out, also = like(storage, to.out), like(storage, to.also)
+    given, given2 = like(storage, to.given), like(storage, to.given2)
+    out32, given32 = float32_pointer(to.out), float32_pointer(to.given)
+    bias = float32_pointer(to.bias)
+    if to.bias == 0 and column + COLUMNS <= columns and to.kind <= STORAGE:
+        # most multiplies end so, and of a shallow one (K = 128) this is a third of the time
+        for r in range(rows):
+            at = (row + r) * to.stride + column
+            low, high = load(sums, r * COLUMNS), load(sums, r * COLUMNS + 16)
+            if to.kind == STORAGE:
+                store(out, at, low)
+                store(out, at + 16, high)
+            else:
+                if to.kind == ADD:
+                    low, high = low + load(out32, at), high + load(out32, at + 16)
+                store(out32, at, low)
+                store(out32, at + 16, high)
+        return
+    for r in range(rows):
+        for c in range(0, COLUMNS, 16):
+            count = columns - (column + c)
+            at = (row + r) * to.stride + (column + c)
+            at_given = (row + r) * to.given_stride + (column + c)
+            s = load(sums, r * COLUMNS + c)
+            if to.bias != 0:
+                s = s + load_first(bias, column + c, count, ZERO)
+            if to.kind == STORAGE:
+                store(out, at, s)
+            elif to.kind == FLOAT32:
+                store_first(out32, at, s, count)
+            elif to.kind == ADD:
+                store_first(out32, at, load_first(out32, at, count, ZERO) + s, count)
+            elif to.kind == RESIDUAL:
+                store_first(out32, at, load_first(given32, at_given, count, ZERO) + s, count)
+            elif to.kind == GELU:
+                store(also, at, s)
+                store(out, at, gelu(s))
+            elif to.kind == SWIGLU:
+                x = load(given, at_given)
+                store(also, at, s)
+                store(out, at, x * sigmoid(x) * s)
+            elif to.kind == GELU_GRADIENT:
+                store(out, at, s * gelu_gradient(load(given, at_given)))
+            else:
+                x, y = load(given, at_given), load(given2, at_given)
+                g = sigmoid(x)
+                store(out, at, s * y * g * (splat(F(1)) + x * (splat(F(1)) - g)))
+                store(also, at, s * x * g)
+
+
+@register_jitable
+def layer_units(units: int, kind: int) -> int:
+    """Return how deep a panel is: the whole sum, unless that goes over the tokens of a batch."""
+    return min(units, LAYER) if kind == COLUMNS_BY_COLUMNS else units
+
+
+@register_jitable
+def panels_at_once(units: int) -> int:
+    """Return how many panels of that depth are packed at a time."""
+    return min(PANELS, max(1, PANEL_BYTES // (units * 4 * COLUMNS)))
+
+
+@register_jitable
+def scratch_bytes(kind: int, depth: int, item: int) -> int:
+    """Return the bytes a thread needs, about 1.2 MB or one panel.
+
+    depth: K of x W', N of dy W, M of dy' x. item: bytes of an element of storage, 2 or 4.
+    """
+    units = layer_units(padded_units(depth, 4 // item), kind)
+    return PANELS_AT + panels_at_once(units) * 4 * COLUMNS * units
+
+
+@register_jitable
+def split(threads: int, blocks: int, panels: int, packing: int) -> int:
+    """Return among how many threads to divide the rows; the panels go among threads // that many.
+
+    The least cost of the busiest thread counts: its products, its panels to pack, each worth about
+    one product, and its blocks, each worth `packing`.
+    """
+    best, least = 1, 1 << 62
+    for down in range(1, threads + 1):
+        if threads % down == 0:
+            across = threads // down
+            width, height = (panels + across - 1) // across, (blocks + down - 1) // down
+            cost = width * (height + 1) + height * packing
+            if cost < least:
+                best, least = down, cost
+    return best
+
+
+@kernel
+def multiply(
+    thread: int, threads: int, kind: int, left: Pointer, left_stride: int, right: Pointer,
+    right_stride: int, rows: int, columns: int, depth: int, epilogue: Epilogue, scratch: int,
+) -> None:  # fmt: skip
+    """Compute this thread's part of left right -> (rows, columns), and apply the epilogue to it.
+
+    ROWS_BY_ROWS        left (rows, depth), right (columns, depth): x W'
+    ROWS_BY_COLUMNS     left (rows, depth), right (depth, columns): dy W
+    COLUMNS_BY_COLUMNS  left (depth, rows), right (depth, columns): dy' x, to FLOAT32 or ADD only
+    """
+    pair = per_unit(left)
+    units = padded_units(depth, pair)
+    layer = layer_units(units, kind)
+    most = panels_at_once(layer)
+    first_row, stop_row, first_panel, stop_panel = part(
+        thread, threads, rows, columns, block_rows(left), PACKING * (kind == COLUMNS_BY_COLUMNS)
+    )
+    begin(left)
+    for unit in range(0, units, layer):
+        some, start = min(layer, units - unit), unit * pair
+        deep = min(depth - start, some * pair)
+        if unit > 0:
+            epilogue = Epilogue(ADD, epilogue.out, epilogue.stride, 0, 0, 0, 0, 0)
+        for group in range(first_panel, stop_panel, most):
+            panels = min(most, stop_panel - group)
+            for panel in range(panels):
+                column = (group + panel) * COLUMNS
+                count = min(COLUMNS, columns - column)
+                packed = int32_pointer(scratch + PANELS_AT) + panel * some * COLUMNS
+                if kind == ROWS_BY_ROWS:
+                    source = right + (column * right_stride + start)
+                    pack_rows(source, right_stride, count, deep, packed, scratch)
+                else:
+                    source = right + (start * right_stride + column)
+                    pack_columns(source, right_stride, deep, count, packed, scratch)
+            for row in range(first_row, stop_row, block_rows(left)):
+                count = min(block_rows(left), stop_row - row)
+                source = left + (row * left_stride + start)
+                if kind == COLUMNS_BY_COLUMNS:
+                    source = left + (start * left_stride + row)
+                multiply_block(
+                    kind, source, left_stride, row, count, deep, panels, some, group * COLUMNS,
+                    columns, epilogue, scratch,
+                )  # fmt: skip
+    end(left)
+
+
+@register_jitable
+def block_rows(left: Pointer) -> int:
+    """Return how many rows a block has: whole tiles."""
+    return ROWS // tile_rows(left) * tile_rows(left)
+
+
+@register_jitable
+def part(
+    thread: int, threads: int, rows: int, columns: int, height: int, packing: int
+) -> tuple[int, int, int, int]:
+    """Return first and stop row, first and stop panel of a thread's rectangle.
+
+    The same for every multiply of the same kind and size, so that an epilogue may read what this
+    thread has written in an earlier one.
+    """
+    blocks, panels = (rows + height - 1) // height, (columns + COLUMNS - 1) // COLUMNS
+    down = split(threads, blocks, panels, packing)
+    across = threads // down
+    first_row, stop_row = share(thread // across, down, rows, height)
+    first_panel, stop_panel = share(thread % across, across, panels, 1)
+    return first_row, stop_row, first_panel, stop_panel
+
+
+@kernel
+def multiply_block(
+    kind: int, left: Pointer, left_stride: int, row: int, rows: int, depth: int, panels: int,
+    units: int, column: int, columns: int, epilogue: Epilogue, scratch: int,
+) -> None:  # fmt: skip
+    """Multiply a block of rows, from `row` on, by the packed panels, from `column` on; finish it.
+
+    left: where the block starts, at its first row (column, of dy) and depth.
+    """
+    pair = per_unit(left)
+    sums = float32_pointer(scratch + SUMS_AT)
+    for unit in range(0, units, DEPTH):
+        some = min(DEPTH, units - unit)
+        start, wide = unit * pair, some * pair
+        block, stride = left + start, left_stride
+        if kind == COLUMNS_BY_COLUMNS:
+            block, stride = like(left, scratch + BLOCK_AT), wide
+            pack_transposed(
+                left + start * left_stride, left_stride, min(depth - start, wide),
+                int32_pointer(scratch + BLOCK_AT), some, scratch,
+            )  # fmt: skip
+        elif rows < block_rows(left):
+            # a product reads all rows of its tiles, and these are not all there
+            block, stride = like(left, scratch + BLOCK_AT), wide
+            copy_block(left + start, left_stride, rows, wide, block, rows, wide)
+        for panel in range(panels):
+            total = sums + panel * ROWS * COLUMNS
+            packed = int32_pointer(scratch + PANELS_AT) + (panel * units + unit) * COLUMNS
+            for r in range(0, rows, tile_rows(left)):
+                for c in range(0, COLUMNS, tile_columns(left)):
+                    tile_product(
+                        block + r * stride, stride, packed + c, some, total + (r * COLUMNS + c),
+                        COLUMNS, unit > 0,
+                    )  # fmt: skip
+            if unit + some == units:
+                finish(total, left, row, rows, column + panel * COLUMNS, columns, epilogue)

@@ -1,0 +1,177 @@
+"""What all ops of a built backend share: threads, compiled programs, scratch memory, weights.
+
+A *program* runs on every thread at once and is made of kernels with barriers between them. It gets
+one address, that of its arguments: 64-bit words, whose places each program's module names.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cfunc
+
+from splitbit_kit.api import Param, SplitbitError
+from splitbit_kit.api.backend import Array
+from splitbit_numba_backend.threads import KERNEL, pool
+
+ALIGNMENT = 64
+COLUMNS = 32  # rows of storage are padded to a multiple of these elements
+NULL = 0
+
+
+class Program(NamedTuple):
+    """One program for each kind of storage: plain functions (thread, threads, args)."""
+
+    fp32: Callable[[int, int, int], None]
+    bf16: Callable[[int, int, int], None]
+
+
+@functools.cache
+def compiled(function: Callable[[int, int, int], None]) -> int:
+    """Return the address of a compiled program, from the disk cache if it is there."""
+    made = cfunc(KERNEL, cache=True, nopython=True, error_model="numpy")(function)
+    _kept.append(made)  # its memory is freed with it
+    return int(made.address)
+
+
+_kept: list[Any] = []
+
+
+@functools.cache
+def float_word(value: float) -> int:
+    """Return the 64-bit word of a float argument."""
+    (word,) = struct.unpack("<q", struct.pack("<d", value))
+    return int(word)
+
+
+def padded(width: int) -> int:
+    """Return the elements of a row of storage."""
+    return -(-width // COLUMNS) * COLUMNS
+
+
+def address(array: Array) -> int:
+    """Return where an array's memory begins. The caller keeps the array."""
+    where: int = array.__array_interface__["data"][0]
+    return where
+
+
+class Memory:
+    """Places in one block of memory, found out before it is taken."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def place(self, nbytes: int) -> int:
+        """Return the offset of so many bytes, 64-byte aligned."""
+        offset = self.size
+        self.size += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return offset
+
+
+class Runtime:
+    """A built backend's precision, threads and what it remembers."""
+
+    def __init__(self, precision: str, threads: int) -> None:
+        self.precision = precision
+        self.threads = threads
+        self.item = 2 if precision == "bf16" else 4  # bytes of an element in storage
+        self.pool = pool(threads)
+        self.control = self.pool.control
+        self._scratch = np.empty(0, np.uint8)
+        self._weights: dict[int, _Weight] = {}
+        self._angles: dict[tuple[int, float], Array] = {}
+
+    def run(self, program: Program, args: Sequence[int]) -> None:
+        """Run a program on all threads."""
+        words = np.array(args, np.int64)
+        function = program.bf16 if self.precision == "bf16" else program.fp32
+        self.pool.run(compiled(function), address(words))
+
+    def scratch(self, nbytes: int) -> int:
+        """Return the address of memory for all threads, nbytes for each, until the next call."""
+        size = nbytes * self.threads + ALIGNMENT
+        if self._scratch.size < size:
+            self._scratch = np.empty(size, np.uint8)
+        return -(-address(self._scratch) // ALIGNMENT) * ALIGNMENT
+
+    def vector(self, param: Param | None) -> int:
+        """Return the address of a parameter in float32, or NULL."""
+        return NULL if param is None else self._weight(param).address
+
+    def matrix(self, param: Param) -> int:
+        """Return the address of a weight in storage: itself, or its bfloat16 shadow."""
+        weight = self._weight(param)
+        if self.precision != "bf16":
+            return weight.address
+        if weight.shadow is None:
+            weight.shadow = np.empty(param.shape, np.uint16)
+            weight.shadow_address = address(weight.shadow)
+            weight.version = -1
+        if weight.version != param.version:
+            # round to nearest, ties to even, as the optimizer does when it writes the shadow
+            bits = param.array.view(np.uint32)
+            weight.shadow[...] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+            weight.version = param.version
+        return weight.shadow_address
+
+    def renewed(self, param: Param, shadow: Array) -> None:
+        """Take a shadow that an optimizer writes, of the version after the present one."""
+        weight = self._weight(param)
+        weight.shadow, weight.shadow_address = shadow, address(shadow)
+        weight.version = param.version + 1
+
+    def _weight(self, param: Param) -> _Weight:
+        found = self._weights.get(id(param))
+        if found is None or found.value is not param.value:
+            found = self._weights[id(param)] = _Weight(param)
+        return found
+
+    def angles(self, size: int, base: float, last: int) -> int:
+        """Return the address of the rotary table for positions up to `last`."""
+        from splitbit_numba_backend.kernels.rotary import table
+
+        found = self._angles.get((size, base))
+        if found is None or len(found) <= last:
+            count = max(256, 1 << (last + 1).bit_length())
+            found = self._angles[size, base] = table(count, size, base)
+        return address(found)
+
+
+class _Weight:
+    """What is known of one parameter. It keeps the handle, so that its id is not used again."""
+
+    __slots__ = ("address", "param", "shadow", "shadow_address", "value", "version")
+
+    def __init__(self, param: Param) -> None:
+        self.param = param
+        self.value = param.value
+        self.address = address(param.array)
+        self.shadow: Array | None = None
+        self.shadow_address = NULL
+        self.version = -1
+
+
+def check_ids(op: str, ids: Array, vocabulary: int) -> None:
+    """Raise SplitbitError if an id lies outside 0 .. V-1: no address may be made of it."""
+    if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary):
+        wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
+        raise SplitbitError(f"{op}: id {wrong} is outside the vocabulary of {vocabulary}")
+
+
+def check_starts(op: str, starts: Array, rows: int) -> None:
+    """Raise ValueError unless starts rises from 0 to the number of rows."""
+    if starts[0] != 0 or starts[-1] != rows or (np.diff(starts) < 0).any():
+        raise ValueError(f"{op}: starts must rise from 0 to {rows}, the number of tokens")
+
+
+def target(grads: Any, param: Param | None) -> tuple[int, int]:
+    """Return (address, accumulate) of a parameter's gradient; (NULL, 0) where there is none."""
+    place = grads.into(param) if param is not None else None
+    if place is None:
+        return NULL, 0
+    view, accumulate = place
+    return address(view), int(accumulate)

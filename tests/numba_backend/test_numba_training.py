@@ -1,0 +1,133 @@
+"""The built backend: whole training steps against NumPy's, ragged, in both precisions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import splitbit_numpy_backend
+from splitbit_kit.api import Context, Hardware, SplitbitError
+from splitbit_kit.bundled.optimizers import AdamW
+from splitbit_kit.engine.optable import OpTable
+from splitbit_kit.engine.params import ParameterStore
+from splitbit_kit.engine.workspace import BufferPool
+from splitbit_kit.models.config import ModelConfig
+from splitbit_kit.models.decoder import Decoder, parameter_specs
+from splitbit_kit.text.batches import Batch
+from splitbit_kit.training.learner import Learner
+
+table = pytest.importorskip("splitbit_numba_backend.table")
+
+HARDWARE = Hardware(2, 2, 1 << 34, "light")
+VOCABULARY = 61
+CASES = {
+    "gpt2": ModelConfig("gpt2", layers=2, heads=3, width=48, context=64, bias=True),
+    "untied": ModelConfig("gpt2", layers=1, heads=2, width=36, context=64, tied=False),
+    "llama": ModelConfig("llama", layers=2, heads=4, kv_heads=2, width=40, hidden=56, context=64),
+}
+
+
+def batches(seed: int = 0) -> list[Batch]:
+    """Return two ragged micro-batches, one with an empty sequence and one of a single token."""
+    generator = np.random.default_rng(seed)
+    made = []
+    for lengths in ((33, 1, 0, 17), (5, 64)):
+        ids, targets = generator.integers(0, VOCABULARY, (2, sum(lengths)), np.int32)
+        positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+        made.append(Batch(ids, targets, positions, np.cumsum([0, *lengths], dtype=np.int32)))
+    return made
+
+
+def learner(config: ModelConfig, *names: str, precision: str = "fp32", threads: int = 2) -> Learner:
+    builders = {"numpy": splitbit_numpy_backend.build, "numba": table.build}
+    chain = [
+        (name, builders[name](HARDWARE, precision if name == "numba" else "fp32", threads))
+        for name in names
+    ]
+    specs = parameter_specs(config, VOCABULARY)
+    params = ParameterStore(specs)
+    params.initialise(specs, seed=5)
+    ctx = Context(BufferPool(), threads=threads)
+    return Learner(
+        Decoder(config, params), OpTable(chain, train=True), ctx, AdamW(), lambda step: 1e-2
+    )
+
+
+def error(a: Any, b: Any) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 2e-5), ("bf16", 2e-2)])
+def test_gradients_are_numpys(case: str, precision: str, bound: float) -> None:
+    ours = learner(CASES[case], "numba", "numpy", precision=precision)
+    assert set(ours.origins.values()) == {"numba"}
+    theirs = learner(CASES[case], "numpy")
+    a, b = ours.gradients(0, batches()), theirs.gradients(0, batches())
+    assert a == pytest.approx(b, rel=bound)
+    for param in theirs.params:
+        if not param.name.endswith(
+            "k.bias"
+        ):  # a key bias moves all scores alike: its gradient is 0
+            assert error(ours.grads[param.name], theirs.grads[param.name]) < bound, param.name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_threads_change_no_bit(precision: str) -> None:
+    one = learner(CASES["llama"], "numba", "numpy", precision=precision, threads=1)
+    two = learner(CASES["llama"], "numba", "numpy", precision=precision, threads=2)
+    for step in range(4):
+        assert one.step(step, batches(step)) == two.step(step, batches(step))
+    assert one.params.values.tobytes() == two.params.values.tobytes()
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_a_curve_is_numpys(case: str) -> None:
+    ours = learner(CASES[case], "numba", "numpy")
+    theirs = learner(CASES[case], "numpy")
+    losses = []
+    for step in range(20):
+        a, b = (side.step(step, batches(step % 3)) for side in (ours, theirs))
+        assert a.loss == pytest.approx(b.loss, rel=1e-4)
+        losses.append(a.loss)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_a_shadow_made_stale_by_another_update_is_renewed() -> None:
+    ours = learner(CASES["llama"], "numba", "numpy", precision="bf16")
+    ours.step(0, batches())
+    for param in ours.params:
+        param.array[...] *= 0.5
+    ours.params.updated()
+    theirs = learner(CASES["llama"], "numpy")
+    theirs.params.values[:] = ours.params.values
+    theirs.params.updated()
+    assert ours.gradients(1, batches()) == pytest.approx(theirs.gradients(1, batches()), rel=1e-2)
+
+
+def test_ids_out_of_range_are_errors() -> None:
+    ours = learner(CASES["gpt2"], "numba", "numpy")
+    batch = batches()[0]
+    for name in ("ids", "targets"):
+        for wrong in (-1, VOCABULARY):
+            bad = {**vars(batch), name: vars(batch)[name].copy()}
+            bad[name][3] = wrong
+            with pytest.raises(SplitbitError, match=f"id {wrong} is outside the vocabulary"):
+                ours.gradients(0, [Batch(**bad)])
+
+
+def test_what_it_does_not_serve_falls_to_numpy() -> None:
+    config = ModelConfig("gpt2", layers=1, heads=2, width=32, context=64, dropout=0.2)
+    ours = learner(config, "numba", "numpy")
+    assert ours.origins["linear"] == "numpy"
+    assert ours.origins["head_loss"] == "numba"
+    assert ours.gradients(0, batches()) == pytest.approx(
+        learner(config, "numpy").gradients(0, batches()), rel=1e-4
+    )
+
+
+def test_other_precisions_are_refused() -> None:
+    with pytest.raises(ValueError, match="no precision fp64; choose bf16 or fp32"):
+        table.build(HARDWARE, "fp64", 1)
