@@ -27,14 +27,17 @@ def driver(pointer: Any) -> Any:
     """Return a compiled loop over the threads, one after another."""
 
     @njit(error_model="numpy")
-    def run(threads, q, k, v, out, starts, lengths, sequences, heads, kv_heads, size, keys, values, blocks, scratch):  # type: ignore[no-untyped-def]
+    def run(threads, rows, starts, lengths, sequences, shape, cache, blocks, scratch):  # type: ignore[no-untyped-def]
+        q, k, v, out = pointer(rows[0]), pointer(rows[1]), pointer(rows[2]), pointer(rows[3])
+        keys, values = pointer(cache[0]), pointer(cache[1])
+        heads, kv_heads, size = shape
+        wide, narrow = heads * size, kv_heads * size
         for thread in range(threads):
             kernels.cached_attention(
-                thread, threads, pointer(q), heads * size, pointer(k), kv_heads * size, pointer(v),
-                kv_heads * size, pointer(out), heads * size, int32_pointer(starts),
-                int32_pointer(lengths), sequences, heads, kv_heads, size, pointer(keys),
-                pointer(values), blocks, pointer(scratch),
-            )
+                thread, threads, q, wide, k, narrow, v, narrow, out, wide, int32_pointer(starts),
+                int32_pointer(lengths), sequences, heads, kv_heads, size, keys, values, blocks,
+                pointer(scratch),
+            )  # fmt: skip
 
     return run
 
@@ -74,9 +77,9 @@ def compute(shape: Shape, cache: Any, rows: list[Array], starts: Array, threads:
     aligned = -memory.ctypes.data % 64
     kind = "float32" if q.dtype == np.float32 else "bfloat16"
     DRIVERS[kind](
-        threads, q.ctypes.data, k.ctypes.data, v.ctypes.data, out.ctypes.data, starts.ctypes.data,
-        cache.lengths.ctypes.data, len(starts) - 1, *shape, cache.k.ctypes.data,
-        cache.v.ctypes.data, cache.blocks, memory.ctypes.data + aligned,
+        threads, tuple(x.ctypes.data for x in (q, k, v, out)), starts.ctypes.data,
+        cache.lengths.ctypes.data, len(starts) - 1, tuple(shape),
+        (cache.k.ctypes.data, cache.v.ctypes.data), cache.blocks, memory.ctypes.data + aligned,
     )  # fmt: skip
     assert (memory[aligned + needed :] == FILL).all(), "scratch was overrun"
     cache.lengths = grown

@@ -107,21 +107,22 @@ def forward_scratch(longest: int, size: int, item: int) -> int:
     """
     width = padded(size)
     read = packed_elements(longest, size) + (3 * width + KEYS) * BLOCK
-    return item * read + 4 * BLOCK * (KEYS + TALL + width + TALL + 2)
+    return int(item * read + 4 * BLOCK * (KEYS + TALL + width + TALL + 2))
 
 
 @register_jitable
 def backward_scratch(longest: int, size: int, item: int) -> int:
     """Return the bytes that a thread needs when no sequence has more than `longest` rows.
 
-    About 3 T D elements and 2 T D float32.
+    About 3 T D elements and as much as 2 T D float32.
     """
     length, width = padded(longest), padded(size)
-    rows = 2 * (length + TALL) * width + length * width
-    blocks = BLOCK * width + 4 * BACK_QUERIES * width
-    scores = TALL * BACK_QUERIES + (BACK_KEYS + TALL) * BACK_QUERIES + TALL * BACK_KEYS
-    sums = (2 * length + BACK_QUERIES) // BLOCK * TALL * width
-    return item * (rows + blocks + scores) + 4 * (sums + 2 * (TALL + 1) * BACK_QUERIES)
+    wide = min(BACK_QUERIES, length)
+    rows = (3 * length + 2 * TALL) * width
+    blocks = (BLOCK + 4 * wide) * width
+    scores = (BACK_KEYS + 2 * TALL) * wide + TALL * BACK_KEYS
+    sums = (2 * length + wide) // BLOCK * TALL * width
+    return int(item * (rows + blocks + scores) + 4 * (sums + 2 * (TALL + 1) * wide))
 
 
 # ---- blocks of 32 rows, and the panels that products read
@@ -509,25 +510,26 @@ def attend_backward(
     the queries are vectors, and the sums for dk and dv read p and ds as they lie.
     """
     width, length = padded(size), padded(rows)
+    wide = min(BACK_QUERIES, length)  # queries of a step
     keys = scratch  # (length, width); TALL more rows, for products of whole tiles
     values = keys + (length + TALL) * width  # likewise
     key_panels = values + (length + TALL) * width  # width / 32 panels (length, 32)
     block = key_panels + length * width  # (32, width)
     queries = block + BLOCK * width  # panels of 32 queries, the right side of k q'
-    douts = queries + BACK_QUERIES * width
-    query_panels = douts + BACK_QUERIES * width  # width / 32 panels (BACK_QUERIES, 32)
-    dout_panels = query_panels + BACK_QUERIES * width
-    p = dout_panels + BACK_QUERIES * width  # (TALL, BACK_QUERIES)
-    ds = p + TALL * BACK_QUERIES  # (BACK_KEYS, BACK_QUERIES); TALL more rows
-    turned = ds + (BACK_KEYS + TALL) * BACK_QUERIES  # (TALL, BACK_KEYS), 32 queries of ds'
+    douts = queries + wide * width
+    query_panels = douts + wide * width  # width / 32 panels (wide, 32)
+    dout_panels = query_panels + wide * width
+    p = dout_panels + wide * width  # (TALL, wide)
+    ds = p + TALL * wide  # (BACK_KEYS, wide); TALL more rows
+    turned = ds + (BACK_KEYS + TALL) * wide  # (TALL, BACK_KEYS), 32 queries of ds'
     # sums are stored by 32 rows, in blocks (TALL, width)
     key_sums = float32_pointer(address(turned + TALL * BACK_KEYS))
     value_sums = key_sums + length // BLOCK * TALL * width
     query_sums = value_sums + length // BLOCK * TALL * width
-    scores = query_sums + BACK_QUERIES // BLOCK * TALL * width  # (TALL, BACK_QUERIES)
-    dp = scores + TALL * BACK_QUERIES
-    lses = dp + TALL * BACK_QUERIES  # (BACK_QUERIES,)
-    deltas = lses + BACK_QUERIES
+    scores = query_sums + wide // BLOCK * TALL * width  # (TALL, wide)
+    dp = scores + TALL * wide
+    lses = dp + TALL * wide  # (wide,)
+    deltas = lses + wide
     depth = deep(scratch, size)  # of sums over the head size
 
     for r in range(0, rows, BLOCK):
@@ -536,54 +538,56 @@ def attend_backward(
         copy_block(k + r * k_stride, k_stride, count, size, keys + r * width, BLOCK, width)
         pack_values(keys + r * width, width, size, key_panels, r, length)
     for head in range(group):
-        for row in range(0, rows, BACK_QUERIES):
-            count = min(BACK_QUERIES, rows - row)
-            ours = q + (row * q_stride + head * size)
-            theirs = dout + (row * dout_stride + head * size)
-            for r in range(0, count, BLOCK):
-                many = min(BLOCK, count - r)
-                x, apart = whole_block(ours + r * q_stride, q_stride, many, size, block)
-                pack_keys(x, apart, size, queries + r * width)
-                pack_values(x, apart, size, query_panels, r, BACK_QUERIES)
-                x, apart = whole_block(theirs + r * dout_stride, dout_stride, many, size, block)
-                pack_keys(x, apart, size, douts + r * width)
-                pack_values(x, apart, size, dout_panels, r, BACK_QUERIES)
-            for r in range(count):
-                result = out + ((row + r) * out_stride + head * size)
-                put(lses, r, get(lse, (row + r) * lse_stride + head))
-                put(deltas, r, dot(result, theirs + r * dout_stride, size))
-            for r in range(count, padded(count)):
-                # padding: its q and dout are zero, so p is 1 and ds is 0, and both add nothing
-                put(lses, r, ZERO)
-                put(deltas, r, ZERO)
+        for row in range(0, rows, wide):
+            count = min(wide, rows - row)
+            gather_queries(
+                q + (row * q_stride + head * size),
+                q_stride,
+                out + (row * out_stride + head * size),
+                out_stride,
+                dout + (row * dout_stride + head * size),
+                dout_stride,
+                lse + (row * lse_stride + head),
+                lse_stride,
+                count,
+                size,
+                wide,
+                block,
+                queries,
+                query_panels,
+                douts,
+                dout_panels,
+                lses,
+                deltas,
+            )
             for start in range(0, row + count, BACK_KEYS):
                 stop = min(start + BACK_KEYS, padded(row + count))
                 for key in range(start, stop, BLOCK):
                     skip = max(0, key - row)  # queries that see none of these keys
-                    own = ds + (key - start) * BACK_QUERIES
+                    own = ds + (key - start) * wide
                     for c in range(skip, count, BLOCK):
                         x, y = queries + c * width, douts + c * width
                         k_, v_ = keys + key * width, values + key * width
-                        product(k_, width, BLOCK, x, depth, scores + c, BACK_QUERIES, False)
-                        product(v_, width, BLOCK, y, depth, dp + c, BACK_QUERIES, False)
+                        product(k_, width, BLOCK, x, depth, scores + c, wide, False)
+                        product(v_, width, BLOCK, y, depth, dp + c, wide, False)
                     differentiate(
-                        scores, dp, lses, deltas, key - row, skip, padded(count), size, p, own
+                        scores, dp, lses, deltas, key - row, skip, padded(count), size, p, own, wide
                     )
                     later = head > 0 or key < row
                     seeing = (padded(count) - skip) // per_unit(p)
                     for c in range(0, width, COLUMNS):
-                        x = query_panels + (c * BACK_QUERIES + skip * COLUMNS)
-                        y = dout_panels + (c * BACK_QUERIES + skip * COLUMNS)
+                        x = query_panels + (c * wide + skip * COLUMNS)
+                        y = dout_panels + (c * wide + skip * COLUMNS)
                         place = key // BLOCK * TALL * width + c
                         dk_, dv_ = key_sums + place, value_sums + place
-                        product(own + skip, BACK_QUERIES, BLOCK, x, seeing, dk_, width, later)
-                        product(p + skip, BACK_QUERIES, BLOCK, y, seeing, dv_, width, later)
+                        product(own + skip, wide, BLOCK, x, seeing, dk_, width, later)
+                        product(p + skip, wide, BLOCK, y, seeing, dv_, width, later)
                 for r in range(0, count, BLOCK):
                     seen = min(stop, row + r + BLOCK) - start
                     if seen <= 0:
                         continue
                     below = int32_pointer(address(turned))
-                    pack_transposed(ds + r, BACK_QUERIES, seen, below, seen // per_unit(ds), WHOLE)
+                    pack_transposed(ds + r, wide, seen, below, seen // per_unit(ds), WHOLE)
                     for c in range(0, width, COLUMNS):
                         panel = key_panels + (c * length + start * COLUMNS)
                         place = query_sums + (r // BLOCK * TALL * width + c)
@@ -599,9 +603,48 @@ def attend_backward(
 
 
 @kernel
+def gather_queries(
+    q: Pointer,  # (count, D)
+    q_stride: int,
+    out: Pointer,  # (count, D)
+    out_stride: int,
+    dout: Pointer,  # (count, D)
+    dout_stride: int,
+    lse: Pointer,
+    lse_stride: int,
+    count: int,
+    size: int,  # D
+    wide: int,
+    block: Pointer,
+    queries: Pointer,
+    query_panels: Pointer,
+    douts: Pointer,
+    dout_panels: Pointer,
+    lses: Pointer,
+    deltas: Pointer,
+) -> None:
+    """Pack a step's q and dout both ways, and collect lse and delta of its rows."""
+    for r in range(0, count, BLOCK):
+        many, place = min(BLOCK, count - r), r * padded(size)
+        x, apart = whole_block(q + r * q_stride, q_stride, many, size, block)
+        pack_keys(x, apart, size, queries + place)
+        pack_values(x, apart, size, query_panels, r, wide)
+        x, apart = whole_block(dout + r * dout_stride, dout_stride, many, size, block)
+        pack_keys(x, apart, size, douts + place)
+        pack_values(x, apart, size, dout_panels, r, wide)
+    for r in range(count):
+        put(lses, r, get(lse, r * lse_stride))
+        put(deltas, r, dot(out + r * out_stride, dout + r * dout_stride, size))
+    for r in range(count, padded(count)):
+        # padding: its q and dout are zero, so p is 1 and ds is 0, and both add nothing
+        put(lses, r, ZERO)
+        put(deltas, r, ZERO)
+
+
+@kernel
 def differentiate(
     scores: Pointer, dp: Pointer, lses: Pointer, deltas: Pointer, diagonal: int, skip: int,
-    stop: int, size: int, p: Pointer, ds: Pointer,
+    stop: int, size: int, p: Pointer, ds: Pointer, wide: int,
 ) -> None:  # fmt: skip
     """Make p and ds for 32 keys and the queries skip .. stop - 1.
 
@@ -610,7 +653,7 @@ def differentiate(
     scale = splat(np.float32(1 / math.sqrt(size)))
     for r in range(BLOCK):
         for c in range(skip, stop, LANES):
-            i = r * BACK_QUERIES + c
+            i = r * wide + c
             x = exp(load(scores, i) * scale - load(lses, c))
             d = x * (load(dp, i) - load(deltas, c)) * scale
             hidden = diagonal + r - c

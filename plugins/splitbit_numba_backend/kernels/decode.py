@@ -95,9 +95,9 @@ class Cache:
         """
         grown = self.grown(starts)
         heads = (-1, self.k.shape[1], self.head_size)
-        for s, (first, stop) in enumerate(pairwise(starts.tolist())):
+        for s, (start, stop) in enumerate(pairwise(starts.tolist())):
             tokens = np.arange(self.lengths[s], grown[s])
-            keys, values = k[first:stop].reshape(heads), v[first:stop].reshape(heads)
+            keys, values = k[start:stop].reshape(heads), v[start:stop].reshape(heads)
             self.k[s, :, tokens // BLOCK, :, tokens % BLOCK] = keys
             self.v[s, :, tokens, : self.head_size] = values
         self.lengths = grown
@@ -114,7 +114,7 @@ def cached_scratch(longest: int, size: int, group: int, item: int) -> int:
     About 2 T D elements. `group` is the number of query heads that share a key head.
     """
     few = 4 * group * (2 * padded(size) + padded(longest) + 1)
-    return max(few, forward_scratch(longest, size, item))
+    return int(max(few, forward_scratch(longest, size, item)))
 
 
 @kernel

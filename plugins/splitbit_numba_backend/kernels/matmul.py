@@ -257,12 +257,14 @@ def multiply(
                     pack_columns(source, right_stride, deep, count, packed, scratch)
             for row in range(first_row, stop_row, block_rows(left)):
                 count = min(block_rows(left), stop_row - row)
-                source = left + (row * left_stride + start)
+                source, shift = left + (row * left_stride + start), 0
                 if kind == COLUMNS_BY_COLUMNS:
-                    source = left + (start * left_stride + row)
+                    # 32 columns are read, also where a block has 30: not beyond the padding
+                    shift = max(0, row + COLUMNS - (rows + COLUMNS - 1) // COLUMNS * COLUMNS)
+                    source = left + (start * left_stride + row - shift)
                 multiply_block(
-                    kind, source, left_stride, row, count, deep, panels, some, group * COLUMNS,
-                    columns, epilogue, scratch,
+                    kind, source, left_stride, shift, row, count, deep, panels, some,
+                    group * COLUMNS, columns, epilogue, scratch,
                 )  # fmt: skip
     end(left)
 
@@ -292,12 +294,12 @@ def part(
 
 @kernel
 def multiply_block(
-    kind: int, left: Pointer, left_stride: int, row: int, rows: int, depth: int, panels: int,
-    units: int, column: int, columns: int, epilogue: Epilogue, scratch: int,
+    kind: int, left: Pointer, left_stride: int, shift: int, row: int, rows: int, depth: int,
+    panels: int, units: int, column: int, columns: int, epilogue: Epilogue, scratch: int,
 ) -> None:  # fmt: skip
     """Multiply a block of rows, from `row` on, by the packed panels, from `column` on; finish it.
 
-    left: where the block starts, at its first row (column, of dy) and depth.
+    left: where the block starts; of dy, `shift` columns earlier.
     """
     pair = per_unit(left)
     sums = float32_pointer(scratch + SUMS_AT)
@@ -306,7 +308,7 @@ def multiply_block(
         start, wide = unit * pair, some * pair
         block, stride = left + start, left_stride
         if kind == COLUMNS_BY_COLUMNS:
-            block, stride = like(left, scratch + BLOCK_AT), wide
+            block, stride = like(left, scratch + BLOCK_AT) + shift * wide, wide
             pack_transposed(
                 left + start * left_stride, left_stride, min(depth - start, wide),
                 int32_pointer(scratch + BLOCK_AT), some, scratch,
