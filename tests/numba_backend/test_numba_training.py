@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import splitbit_numpy_backend
-from splitbit_kit.api import Context, Hardware, SplitbitError
-from splitbit_kit.bundled.optimizers import AdamW
+from splitbit_kit.api import Context, Hardware, Optimizer, SplitbitError
+from splitbit_kit.bundled.optimizers import SGD, AdamW
 from splitbit_kit.engine.optable import OpTable
 from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.engine.workspace import BufferPool
@@ -40,7 +41,13 @@ def batches(seed: int = 0) -> list[Batch]:
     return made
 
 
-def learner(config: ModelConfig, *names: str, precision: str = "fp32", threads: int = 2) -> Learner:
+def learner(
+    config: ModelConfig,
+    *names: str,
+    precision: str = "fp32",
+    threads: int = 2,
+    optimizer: Optimizer | None = None,
+) -> Learner:
     builders = {"numpy": splitbit_numpy_backend.build, "numba": table.build}
     chain = [
         (name, builders[name](HARDWARE, precision if name == "numba" else "fp32", threads))
@@ -51,7 +58,11 @@ def learner(config: ModelConfig, *names: str, precision: str = "fp32", threads: 
     params.initialise(specs, seed=5)
     ctx = Context(BufferPool(), threads=threads)
     return Learner(
-        Decoder(config, params), OpTable(chain, train=True), ctx, AdamW(), lambda step: 1e-2
+        Decoder(config, params),
+        OpTable(chain, train=True),
+        ctx,
+        optimizer or AdamW(),
+        lambda step: 1e-2,
     )
 
 
@@ -118,14 +129,30 @@ def test_ids_out_of_range_are_errors() -> None:
                 ours.gradients(0, [Batch(**bad)])
 
 
-def test_what_it_does_not_serve_falls_to_numpy() -> None:
-    config = ModelConfig("gpt2", layers=1, heads=2, width=32, context=64, dropout=0.2)
-    ours = learner(config, "numba", "numpy")
-    assert ours.origins["linear"] == "numpy"
-    assert ours.origins["head_loss"] == "numba"
-    assert ours.gradients(0, batches()) == pytest.approx(
-        learner(config, "numpy").gradients(0, batches()), rel=1e-4
-    )
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 2e-5), ("bf16", 2e-2)])
+def test_dropout_is_numpys(case: str, precision: str, bound: float) -> None:
+    config = replace(CASES[case], dropout=0.2)
+    ours = learner(config, "numba", "numpy", precision=precision)
+    assert set(ours.origins.values()) == {"numba"}
+    theirs = learner(config, "numpy")
+    for side in (ours, theirs):
+        side.gradients(6, batches())  # the mask depends on the step
+    a, b = ours.gradients(7, batches()), theirs.gradients(7, batches())
+    assert a == pytest.approx(b, rel=bound)
+    assert error(ours.grads.flat, theirs.grads.flat) < bound
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_is_numpys(precision: str, momentum: float) -> None:
+    optimizer = SGD(momentum=momentum, weight_decay=0.1)
+    ours = learner(CASES["gpt2"], "numba", "numpy", precision=precision, optimizer=optimizer)
+    theirs = learner(CASES["gpt2"], "numpy", optimizer=optimizer)
+    for step in range(3):
+        ours.step(step, batches(step))
+        theirs.step(step, batches(step))
+    assert error(ours.params.values, theirs.params.values) < {"fp32": 1e-5, "bf16": 1e-3}[precision]
 
 
 def test_other_precisions_are_refused() -> None:

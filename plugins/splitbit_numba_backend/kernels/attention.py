@@ -14,10 +14,10 @@ pass makes every probability again: p = exp(score - lse).
 A thread owns whole (sequence, key head) pairs, so no two threads add to the same number, and the
 result does not depend on how many threads there are.
 
-The types of the pointers say how q, k, v and the results are stored. The type of `scratch` says
-what products read: float32, or bfloat16 whose products are added up in float32. Scores, statistics
-and sums are float32. Rows are first copied to scratch, with zeros up to whole panels: so any head
-size will do, and nothing outside a row is read.
+All rows are stored in one type, that of `scratch`: float32, or bfloat16, whose products are added
+up in float32. Scores, statistics and sums are float32. Blocks that are not whole, in rows or in
+the head size, are first copied to scratch and filled up with zeros: so any head size will do, and
+nothing outside a row is read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ from splitbit_numba_backend.simd.tiles import (
     begin,
     chosen,
     end,
-    like,
     per_unit,
     tile_columns,
     tile_product,
@@ -72,7 +71,7 @@ from splitbit_numba_backend.simd.vector import (
 # Numba compiles a function once more for every literal integer that it is passed; a NumPy integer
 # is a constant to the compiler all the same, and compiled once.
 BLOCK = np.intp(32)  # rows and columns of the blocks in which scores are computed
-KEYS = np.intp(256)  # of a forward step: its scores and weights stay in the first cache
+KEYS = np.intp(256)  # of a forward step, whose scores take 32 KB
 BACK_QUERIES = np.intp(128)  # of a backward step: the depth of the sums for dk and dv
 BACK_KEYS = np.intp(128)  # of a backward step: the depth of the sums for dq
 NONE = np.intp(0)
@@ -129,7 +128,7 @@ def backward_scratch(longest: int, size: int, item: int) -> int:
 
 
 @inline
-def deep(pointer: Pointer, size: int) -> int:
+def depth_units(pointer: Pointer, size: int) -> int:
     """Return the units of four bytes, in whole steps of a product, that hold a head's row."""
     return padded_units(size, per_unit(pointer))
 
@@ -139,8 +138,8 @@ def whole_block(
     source: Pointer, stride: int, rows: int, size: int, block: Pointer
 ) -> tuple[Pointer, int]:
     """Return at most 32 rows as a whole block, and its stride: where they are, or a copy."""
-    if rows == BLOCK and size % BLOCK == 0 and per_unit(source) == per_unit(block):
-        return like(block, address(source)), stride
+    if rows == BLOCK and size % BLOCK == 0:
+        return source, stride
     width = padded(size)
     copy_block(source, stride, rows, size, block, BLOCK, width)
     return block, width
@@ -149,7 +148,7 @@ def whole_block(
 @kernel
 def pack_keys(block: Pointer, stride: int, size: int, panel: Pointer) -> None:
     """Make a block's 32 rows the columns of a panel: the right side of q k', or of k q'."""
-    depth = deep(block, size) * per_unit(block)
+    depth = depth_units(block, size) * per_unit(block)
     pack_rows(block, stride, BLOCK, depth, int32_pointer(address(panel)), WHOLE)
 
 
@@ -272,20 +271,11 @@ def attention_forward(
                 y, apart = whole_block(own, v_stride, count, size, block)
                 pack_turned(y, apart, size, values, r)
             attend(
-                q + (row * q_stride + shared),
-                q_stride,
-                out + (row * out_stride + shared),
-                out_stride,
-                lse + (row * heads + h * group) if address(lse) != 0 else lse,
-                heads,
-                rows,
-                NONE,
-                group,
-                size,
-                keys,
-                values,
-                block,
-            )
+                q + (row * q_stride + shared), q_stride,
+                out + (row * out_stride + shared), out_stride,
+                lse + (row * heads + h * group) if address(lse) != 0 else lse, heads,
+                rows, NONE, group, size, keys, values, block,
+            )  # fmt: skip
     end(scratch)
 
 
@@ -320,7 +310,7 @@ def attend(
     sums = scores + (KEYS + TALL) * BLOCK  # (width, 32), of values times weights
     tops = sums + (width + TALL) * BLOCK  # (32,), each query's largest score so far
     totals = tops + BLOCK  # (32,), each query's sum of weights so far
-    depth = deep(scratch, size)  # of sums over the head size
+    depth = depth_units(scratch, size)  # of sums over the head size
     for head in range(group):
         for row in range(0, rows, BLOCK):
             count = min(BLOCK, rows - row)
@@ -336,21 +326,12 @@ def attend(
                     # key j of this step is hidden from lanes below j - last
                     last = past + row + half - start
                     weigh(
-                        scores + half,
-                        scale,
-                        last,
-                        many,
-                        weights,
-                        half,
-                        tops + half,
-                        totals + half,
-                        sums + half,
-                        width,
-                        start == 0,
-                    )
+                        scores + half, scale, last, many, weights, half, tops + half,
+                        totals + half, sums + half, width, start == 0,
+                    )  # fmt: skip
                 x = values + start * width
-                deep_ = many // per_unit(weights)
-                product(x, KEYS, width, weights, deep_, sums, BLOCK, start > 0)
+                seen_units = many // per_unit(weights)
+                product(x, KEYS, width, weights, seen_units, sums, BLOCK, start > 0)
             for half in range(0, BLOCK, LANES):
                 inverse = splat(ONE) / load(totals, half)
                 for i in range(half, width * BLOCK, BLOCK):
@@ -453,29 +434,17 @@ def attention_backward(
                 continue
             one, shared = h * size, h * group * size  # first columns of the key head, of its group
             attend_backward(
-                q + (row * q_stride + shared),
-                q_stride,
-                k + (row * k_stride + one),
-                k_stride,
-                v + (row * v_stride + one),
-                v_stride,
-                out + (row * out_stride + shared),
-                out_stride,
-                dout + (row * dout_stride + shared),
-                dout_stride,
-                lse + (row * heads + h * group),
-                heads,
-                dq + (row * dq_stride + shared),
-                dq_stride,
-                dk + (row * dk_stride + one),
-                dk_stride,
-                dv + (row * dv_stride + one),
-                dv_stride,
-                rows,
-                group,
-                size,
-                scratch,
-            )
+                q + (row * q_stride + shared), q_stride,
+                k + (row * k_stride + one), k_stride,
+                v + (row * v_stride + one), v_stride,
+                out + (row * out_stride + shared), out_stride,
+                dout + (row * dout_stride + shared), dout_stride,
+                lse + (row * heads + h * group), heads,
+                dq + (row * dq_stride + shared), dq_stride,
+                dk + (row * dk_stride + one), dk_stride,
+                dv + (row * dv_stride + one), dv_stride,
+                rows, group, size, scratch,
+            )  # fmt: skip
     end(scratch)
 
 
@@ -530,7 +499,7 @@ def attend_backward(
     dp = scores + TALL * wide
     lses = dp + TALL * wide  # (wide,)
     deltas = lses + wide
-    depth = deep(scratch, size)  # of sums over the head size
+    depth = depth_units(scratch, size)  # of sums over the head size
 
     for r in range(0, rows, BLOCK):
         count = min(BLOCK, rows - r)
@@ -541,25 +510,13 @@ def attend_backward(
         for row in range(0, rows, wide):
             count = min(wide, rows - row)
             gather_queries(
-                q + (row * q_stride + head * size),
-                q_stride,
-                out + (row * out_stride + head * size),
-                out_stride,
-                dout + (row * dout_stride + head * size),
-                dout_stride,
-                lse + (row * lse_stride + head),
-                lse_stride,
-                count,
-                size,
-                wide,
-                block,
-                queries,
-                query_panels,
-                douts,
-                dout_panels,
-                lses,
-                deltas,
-            )
+                q + (row * q_stride + head * size), q_stride,
+                out + (row * out_stride + head * size), out_stride,
+                dout + (row * dout_stride + head * size), dout_stride,
+                lse + (row * lse_stride + head), lse_stride,
+                count, size, wide, block,
+                queries, query_panels, douts, dout_panels, lses, deltas,
+            )  # fmt: skip
             for start in range(0, row + count, BACK_KEYS):
                 stop = min(start + BACK_KEYS, padded(row + count))
                 for key in range(start, stop, BLOCK):

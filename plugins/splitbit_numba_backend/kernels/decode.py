@@ -167,15 +167,9 @@ def cached_attention(
             if rows <= FEW:
                 for r in range(rows):
                     attend_one(
-                        queries + r * q_stride,
-                        results + r * out_stride,
-                        past + r + 1,
-                        group,
-                        size,
-                        keys,
-                        values,
-                        float32_pointer(address(scratch)),
-                    )
+                        queries + r * q_stride, results + r * out_stride, past + r + 1, group,
+                        size, keys, values, float32_pointer(address(scratch)),
+                    )  # fmt: skip
                 continue
             width, length = padded(size), padded(past + rows)
             packed_keys, packed_values = scratch, scratch + (length + TALL) * width
@@ -187,20 +181,9 @@ def cached_attention(
                 copy_block(values + r * columns, columns, count, size, block, BLOCK, width)
                 pack_turned(block, width, size, packed_values, r)
             attend(
-                queries,
-                q_stride,
-                results,
-                out_stride,
-                float32_pointer(NONE),
-                NONE,
-                rows,
-                past,
-                group,
-                size,
-                packed_keys,
-                packed_values,
-                block,
-            )
+                queries, q_stride, results, out_stride, float32_pointer(NONE), NONE,
+                rows, past, group, size, packed_keys, packed_values, block,
+            )  # fmt: skip
     end(scratch)
 
 
@@ -248,13 +231,7 @@ def attend_one(
     for key in range(0, seen, BLOCK):
         block = keys + key * size
         for head in range(group):
-            low, high = splat(ZERO), splat(ZERO)
-            for i in range(size):
-                x = splat(get(queries, head * width + i))
-                low = low + x * load(block, i * BLOCK)
-                high = high + x * load(block, i * BLOCK + LANES)
-            store(scores, head * length + key, low)
-            store(scores, head * length + key + LANES, high)
+            score_block(queries + head * width, block, size, scores + (head * length + key))
     for head in range(group):
         put(totals, head, soften(scores + head * length, scale, seen))
     for key in range(0, seen, BLOCK):
@@ -262,22 +239,49 @@ def attend_one(
         for head in range(group):
             weights = scores + (head * length + key)
             for c in range(0, columns, LANES):
-                # two sums, so that one addition need not wait for the other
-                even, odd = load(sums, head * width + c), splat(ZERO)
                 block = values + (key * columns + c)
-                for i in range(0, count - 1, 2):
-                    even = even + splat(get(weights, i)) * load(block, i * columns)
-                    odd = odd + splat(get(weights, i + 1)) * load(block, (i + 1) * columns)
-                if count % 2:
-                    even = even + splat(get(weights, count - 1)) * load(
-                        block, (count - 1) * columns
-                    )
-                store(sums, head * width + c, even + odd)
+                add_block(weights, block, columns, count, sums + (head * width + c))
     for head in range(group):
         inverse = splat(ONE / get(totals, head))
         for c in range(0, size, LANES):
             x = load(sums, head * width + c) * inverse
             store_first(out, head * size + c, x, size - c)
+
+
+# Each of these keeps four sums, or two pairs, so that no addition waits for the one before it.
+
+
+@kernel
+def score_block(q: Pointer, keys: Pointer, size: int, scores: Pointer) -> None:
+    """Write the scores of a query (D,) with the 32 keys of a block (D, 32)."""
+    low, high, low_odd, high_odd = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
+    for i in range(0, size - 1, 2):
+        even, odd, block = splat(get(q, i)), splat(get(q, i + 1)), keys + i * BLOCK
+        low = low + even * load(block, 0)
+        high = high + even * load(block, LANES)
+        low_odd = low_odd + odd * load(block, 2 * LANES)
+        high_odd = high_odd + odd * load(block, 3 * LANES)
+    if size % 2:
+        x, block = splat(get(q, size - 1)), keys + (size - 1) * BLOCK
+        low, high = low + x * load(block, 0), high + x * load(block, LANES)
+    store(scores, 0, low + low_odd)
+    store(scores, LANES, high + high_odd)
+
+
+@kernel
+def add_block(weights: Pointer, values: Pointer, stride: int, count: int, sums: Pointer) -> None:
+    """Add `count` rows of values, weighed, to 16 columns of sums."""
+    a, b, c, d = load(sums, 0), splat(ZERO), splat(ZERO), splat(ZERO)
+    whole = count // 4 * 4
+    for i in range(0, whole, 4):
+        row = values + i * stride
+        a = a + splat(get(weights, i)) * load(row, 0)
+        b = b + splat(get(weights, i + 1)) * load(row, stride)
+        c = c + splat(get(weights, i + 2)) * load(row, 2 * stride)
+        d = d + splat(get(weights, i + 3)) * load(row, 3 * stride)
+    for i in range(whole, count):
+        a = a + splat(get(weights, i)) * load(values, i * stride)
+    store(sums, 0, (a + b) + (c + d))
 
 
 @kernel

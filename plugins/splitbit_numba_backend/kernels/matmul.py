@@ -1,23 +1,32 @@
 """Matrix multiply: y = x W', dx = dy W and dW (+)= dy' x, with what follows fused in.
 
-All three are one loop. A thread owns a rectangle of the result. It packs as many panels of the
-right operand as half the second cache holds, and goes through its rows in blocks: a block of the
-left operand stays in the first cache while the panels stream past it. Sums are complete before
-they leave their 32 x 32 buffer, so the epilogue (a bias, an activation, a residual) is applied to
-float32 numbers that memory has never seen.
+All three are one loop. A thread owns a rectangle of the result. It packs panels of the right
+operand, as many as half a second cache holds, and goes through its rows in blocks: a block of the
+left operand stays in the first cache while the panels stream past it. Sums are complete before they
+leave their 32 x 32 buffer, so an epilogue (a bias, an activation, a residual) is applied to float32
+numbers that memory has never seen. Only dW's sums, which go over all tokens, are made in layers,
+each added to the result: panels of the whole depth would leave dy no room in the cache, and cost a
+third of the speed.
+
+Panels are packed anew in every call. At AMX's speed packing a panel costs as much as 0.7 to 1 block
+of 32 rows multiplied by it, 1 or 2 per cent of 2,048 rows; weights kept packed would save that, for
+a second copy of them all and of the code that makes it. Transposing blocks of dy costs more, a
+tenth to a third of dW's time, because each serves only as many panels as x is wide.
 
 What a caller promises, and gets:
 
 - *Storage* is float32 or bfloat16, by the pointers' type; sums are float32.
-- Activations x, dy (rows, columns) are row-major with rows of `stride` elements, a multiple of 32
-  and at least the columns; the elements up to the next multiple of 32 are readable and finite.
-- Results in storage must be such matrices too: they are written in whole multiples of 32 columns,
-  which makes their padding zero.
+- Activations x, dy (rows, columns) are row-major; the elements from the last column to the next
+  multiple of 32 are readable (so the stride is at least that), and zeros: those of x in x W' and of
+  dy in dy W meet zeros of the panel, but 0 times NaN is NaN.
+- Results in storage are such matrices too: they are written in whole multiples of 32 columns, which
+  makes their padding zero. (So parts of a wider matrix begin and end at multiples of 32.)
 - Weights (N, K) and float32 matrices and vectors have no padding: not an element outside is read or
-  written.
+  written. Nothing need be aligned to more than its elements; 64 bytes are faster.
 - Every element of the result is one sum in one order, whoever computes it: the number of threads
-  does not change a bit.
-- `scratch` is the address of `scratch_bytes(...)` bytes of this thread's own, 64-byte aligned.
+  does not change a bit. A thread's rectangle is the same in every multiply of the same kind and
+  size, so an epilogue may read what this thread wrote in an earlier one, without a barrier.
+- `scratch` is the address of `scratch_bytes(...)` bytes of this thread's own.
 """
 
 from __future__ import annotations
@@ -59,7 +68,7 @@ from splitbit_numba_backend.simd.vector import splat
 
 ROWS = 32  # of a block, at most: a multiple of every path's tile but 6, which makes it 30
 DEPTH = 128  # units of a block of the left operand: 16 KB, a third of a first cache
-LAYER = 256  # units of the panels of dy' x: the deeper, the less room is left for dy in the cache
+LAYER = 256  # units of a panel of dy' x; 1,024 cost a third of the speed, and 512 some per cent
 PANELS = 32  # packed at once, at most
 PANEL_BYTES = 1 << 20  # of all of them: half of a second cache
 PACKING = 3  # what transposing a block of dy costs, in products of tiles
@@ -127,56 +136,67 @@ def finish(
 ) -> None:
     """Apply an epilogue to a buffer of sums (rows, 32), the result's tile at (row, column).
 
-    columns: of the result; those of the buffer that lie beyond are zero (but for the bias).
+    columns: of the result; beyond them the sums are zero, and so is what storage gets there. Each
+    kind has a loop of its own: in a common one, the constants of all would compete for registers.
     """
-    out, also = like(storage, to.out), like(storage, to.also)
-    given, given2 = like(storage, to.given), like(storage, to.given2)
-    out32, given32 = float32_pointer(to.out), float32_pointer(to.given)
-    bias = float32_pointer(to.bias)
-    if to.bias == 0 and column + COLUMNS <= columns and to.kind <= STORAGE:
-        # most multiplies end so, and of a shallow one (K = 128) this is a third of the time
+    at, at_given = row * to.stride + column, row * to.given_stride + column
+    out, also = like(storage, to.out) + at, like(storage, to.also) + at
+    given, given2 = like(storage, to.given) + at_given, like(storage, to.given2) + at_given
+    out32, given32 = float32_pointer(to.out) + at, float32_pointer(to.given) + at_given
+    count = columns - column
+    if to.bias != 0:
+        bias = float32_pointer(to.bias)
+        for c in range(0, COLUMNS, 16):
+            b = load_first(bias, column + c, count - c, ZERO)
+            for r in range(rows):
+                store(sums, r * COLUMNS + c, load(sums, r * COLUMNS + c) + b)
+    if to.kind == STORAGE:
         for r in range(rows):
-            at = (row + r) * to.stride + column
-            low, high = load(sums, r * COLUMNS), load(sums, r * COLUMNS + 16)
-            if to.kind == STORAGE:
-                store(out, at, low)
-                store(out, at + 16, high)
-            else:
-                if to.kind == ADD:
-                    low, high = low + load(out32, at), high + load(out32, at + 16)
-                store(out32, at, low)
-                store(out32, at + 16, high)
-        return
+            for c in range(0, COLUMNS, 16):
+                store(out, r * to.stride + c, load(sums, r * COLUMNS + c))
+    elif to.kind == GELU:
+        for r in range(rows):
+            for c in range(0, COLUMNS, 16):
+                s = load(sums, r * COLUMNS + c)
+                store(also, r * to.stride + c, s)
+                store(out, r * to.stride + c, gelu(s))
+    elif to.kind == SWIGLU:
+        for r in range(rows):
+            for c in range(0, COLUMNS, 16):
+                s, x = load(sums, r * COLUMNS + c), load(given, r * to.given_stride + c)
+                store(also, r * to.stride + c, s)
+                store(out, r * to.stride + c, x * sigmoid(x) * s)
+    elif to.kind == GELU_GRADIENT:
+        for r in range(rows):
+            for c in range(0, COLUMNS, 16):
+                s, x = load(sums, r * COLUMNS + c), load(given, r * to.given_stride + c)
+                store(out, r * to.stride + c, s * gelu_gradient(x))
+    elif to.kind == SWIGLU_GRADIENT:
+        for r in range(rows):
+            for c in range(0, COLUMNS, 16):
+                s, x = load(sums, r * COLUMNS + c), load(given, r * to.given_stride + c)
+                g = sigmoid(x)
+                y = s * load(given2, r * to.given_stride + c)
+                store(out, r * to.stride + c, y * (g + x * g * (splat(F(1)) - g)))
+                store(also, r * to.stride + c, s * x * g)
+    else:
+        finish_float32(sums, rows, count, out32, to.stride, given32, to.given_stride, to.kind)
+
+
+@kernel
+def finish_float32(
+    sums: Pointer, rows: int, count: int, out: Pointer, stride: int, given: Pointer,
+    given_stride: int, kind: int,
+) -> None:  # fmt: skip
+    """Write, add, or write with a residual; of each row the first `count` columns."""
+    if kind == ADD:
+        given, given_stride = out, stride
     for r in range(rows):
         for c in range(0, COLUMNS, 16):
-            count = columns - (column + c)
-            at = (row + r) * to.stride + (column + c)
-            at_given = (row + r) * to.given_stride + (column + c)
             s = load(sums, r * COLUMNS + c)
-            if to.bias != 0:
-                s = s + load_first(bias, column + c, count, ZERO)
-            if to.kind == STORAGE:
-                store(out, at, s)
-            elif to.kind == FLOAT32:
-                store_first(out32, at, s, count)
-            elif to.kind == ADD:
-                store_first(out32, at, load_first(out32, at, count, ZERO) + s, count)
-            elif to.kind == RESIDUAL:
-                store_first(out32, at, load_first(given32, at_given, count, ZERO) + s, count)
-            elif to.kind == GELU:
-                store(also, at, s)
-                store(out, at, gelu(s))
-            elif to.kind == SWIGLU:
-                x = load(given, at_given)
-                store(also, at, s)
-                store(out, at, x * sigmoid(x) * s)
-            elif to.kind == GELU_GRADIENT:
-                store(out, at, s * gelu_gradient(load(given, at_given)))
-            else:
-                x, y = load(given, at_given), load(given2, at_given)
-                g = sigmoid(x)
-                store(out, at, s * y * g * (splat(F(1)) + x * (splat(F(1)) - g)))
-                store(also, at, s * x * g)
+            if kind != FLOAT32:
+                s = s + load_first(given, r * given_stride + c, count - c, ZERO)
+            store_first(out, r * stride + c, s, count - c)
 
 
 @register_jitable

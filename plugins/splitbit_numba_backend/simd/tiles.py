@@ -69,9 +69,9 @@ def _emit_transposed(
 ) -> None:
     """Transpose 64 bytes of rows, of elements of `kind`, and `columns` columns. Strides in bytes.
 
-    Sixteen bytes of every row are loaded straight to where they belong in a register, which the
-    load does for nothing; what remains is within sixteen bytes, interleavings that every processor
-    has (punpck, zip). Half as many shuffles as with whole rows.
+    Sixteen bytes of every row are loaded straight to where they belong in a register, which loads
+    do almost for nothing; what remains are interleavings within sixteen bytes, which every
+    processor has (punpck, zip). Half as many shuffles as with whole rows.
     """
     size = kind.width // 8
     short = 16 // size  # elements of sixteen bytes
@@ -91,7 +91,7 @@ def _emit_transposed(
     def row(number: int, column: int) -> Any:
         start = b.add(source, b.mul(stride, _integer(number)))
         where = place(b, start, _integer(column), kind, ir.VectorType(kind, short))
-        return b.load(where, align=size)
+        return b.load(where, align=2)  # a weight may begin at any element, also within a unit
 
     for column in range(0, columns, short):
         rows = []

@@ -39,52 +39,15 @@ def driver(pointer: Any) -> Any:
         for thread in range(threads):
             if backward:
                 kernels.attention_backward(
-                    thread,
-                    threads,
-                    q,
-                    stride,
-                    k,
-                    stride,
-                    v,
-                    stride,
-                    out,
-                    stride,
-                    dout,
-                    stride,
-                    lse,
-                    dq,
-                    stride,
-                    dk,
-                    stride,
-                    dv,
-                    stride,
-                    own,
-                    sequences,
-                    heads,
-                    kv_heads,
-                    size,
-                    pointer(scratch),
-                )
+                    thread, threads, q, stride, k, stride, v, stride, out, stride, dout, stride,
+                    lse, dq, stride, dk, stride, dv, stride, own, sequences, heads, kv_heads,
+                    size, pointer(scratch),
+                )  # fmt: skip
             else:
                 kernels.attention_forward(
-                    thread,
-                    threads,
-                    q,
-                    stride,
-                    k,
-                    stride,
-                    v,
-                    stride,
-                    out,
-                    stride,
-                    lse,
-                    own,
-                    sequences,
-                    heads,
-                    kv_heads,
-                    size,
-                    pointer(scratch),
-                )
+                    thread, threads, q, stride, k, stride, v, stride, out, stride, lse, own,
+                    sequences, heads, kv_heads, size, pointer(scratch),
+                )  # fmt: skip
 
     return run
 
@@ -143,17 +106,9 @@ def compute(case: Case, storage: str, packed: Array, dout: Array, threads: int =
         memory = np.full(size + 128, FILL, np.uint8)
         aligned = -memory.ctypes.data % 64
         DRIVERS[storage](
-            backward,
-            threads,
-            np.array(places),
-            starts.ctypes.data,
-            len(starts) - 1,
-            case.heads,
-            case.kv_heads,
-            case.size,
-            packed.shape[1],
-            memory.ctypes.data + aligned,
-        )
+            backward, threads, np.array(places), starts.ctypes.data, len(starts) - 1, case.heads,
+            case.kv_heads, case.size, packed.shape[1], memory.ctypes.data + aligned,
+        )  # fmt: skip
         assert (memory[aligned + size :] == FILL).all(), "scratch was overrun"
     assert np.isnan(out[:, h:].astype(np.float32)).all()
     assert np.isnan(grads[:, -GAP:].astype(np.float32)).all()
@@ -234,10 +189,14 @@ def test_nan_is_not_hidden(part: str, storage: str) -> None:
     case = Case([0, 50, 90], 2, 1, 16)
     packed, dout = draw(case, storage)
     split(case, packed)["qkv".index(part)][20, 3] = np.nan
-    out = compute(case, storage, packed, dout).out.astype(np.float32)
+    results = compute(case, storage, packed, dout)
+    out = results.out.astype(np.float32)
     assert np.isnan(out[20]).any()
     assert part == "q" or np.isnan(out[20:50, 3]).all(), "every later row sees it"
-    assert np.isfinite(out[50:]).all(), "another sequence does not"
+    for gradient in (results.dq, results.dk):
+        assert np.isnan(gradient[20].astype(np.float32)).any()
+    for result in results:
+        assert np.isfinite(result[50:].astype(np.float32)).all(), "another sequence does not"
 
 
 def test_scores_that_overflow_an_exponential() -> None:
