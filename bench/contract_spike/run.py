@@ -34,7 +34,6 @@ import backend  # noqa: E402
 import bare  # noqa: E402
 import numba  # noqa: E402
 import numpy as np  # noqa: E402
-from splitbit_numpy_backend import build as build_numpy  # noqa: E402
 
 from splitbit_kit.api import Context  # noqa: E402
 from splitbit_kit.bundled.optimizers import AdamW  # noqa: E402
@@ -46,6 +45,7 @@ from splitbit_kit.models.decoder import Decoder, parameter_specs  # noqa: E402
 from splitbit_kit.models.presets import preset  # noqa: E402
 from splitbit_kit.text.batches import Batch  # noqa: E402
 from splitbit_kit.training.learner import Learner  # noqa: E402
+from splitbit_numpy_backend import build as build_numpy  # noqa: E402
 
 LIMIT = 1.03
 TOLERANCE = {"bf16": 2e-2, "fp32": 1e-4}  # of a tensor's gradient, relative, against NumPy

@@ -19,4 +19,4 @@ def build(hardware: Hardware, precision: str, threads: int) -> Backend:
 @hookimpl
 def backends() -> list[BackendOffer]:
     """Offer the backend "numba"."""
-    return [BackendOffer("numba", "compiled and fused; training only, so far", build, ("numba",))]
+    return [BackendOffer("numba", "compiled and fused; float32 and bfloat16", build, ("numba",))]

@@ -54,7 +54,25 @@ def _adamw(thread: int, threads: int, args: int) -> None:
     )
 
 
+def _sgd(thread: int, threads: int, args: int) -> None:
+    optimizers.sgd(
+        thread,
+        threads,
+        float32_pointer(argument(args, VALUES)),
+        float32_pointer(argument(args, GRADS)),
+        float32_pointer(argument(args, M)),
+        bfloat16_pointer(argument(args, SHADOW)),
+        argument(args, SIZE),
+        argument(args, DECAYED),
+        real(args, FACTORS),
+        real(args, FACTORS + 1),
+        real(args, FACTORS + 2),
+        real(args, FACTORS + 3),
+    )
+
+
 SQUARED_NORM, ADAMW = Program(_squared_norm, _squared_norm), Program(_adamw, _adamw)
+SGD = Program(_sgd, _sgd)
 
 
 class Flat:
@@ -99,6 +117,24 @@ class Flat:
         where = [address(array) for array in (params.values, grads, m, v)]
         words = [*where, shadow, len(grads), params.decayed, *map(float_word, factors)]
         self.runtime.run(ADAMW, words)
+
+    def sgd(
+        self,
+        params: Parameters,
+        grads: Array,
+        m: Array | None,
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        grad_scale: float,
+    ) -> None:
+        """Make one step in place; m is None without momentum. The shadow is renewed as above."""
+        factors = (grad_scale, momentum, lr, 1 - lr * weight_decay)
+        shadow = self._renewed(params) if self.runtime.precision == "bf16" else NULL
+        where = [address(params.values), address(grads), NULL if m is None else address(m), NULL]
+        words = [*where, shadow, len(grads), params.decayed, *map(float_word, factors)]
+        self.runtime.run(SGD, words)
 
     def _renewed(self, params: Parameters) -> int:
         """Return the address of the shadow, and tell who uses its parts of the version to come."""

@@ -84,6 +84,7 @@ class Runtime:
         self._scratch = np.empty(0, np.uint8)
         self._weights: dict[int, _Weight] = {}
         self._angles: dict[tuple[int, float], Array] = {}
+        self._tables: list[Array] = []
 
     def run(self, program: Program, args: Sequence[int]) -> None:
         """Run a program on all threads."""
@@ -138,6 +139,7 @@ class Runtime:
         if found is None or len(found) <= last:
             count = max(256, 1 << (last + 1).bit_length())
             found = self._angles[size, base] = table(count, size, base)
+            self._tables.append(found)  # a backward pass to come may hold the old one's address
         return address(found)
 
 

@@ -194,6 +194,11 @@ def test_what_is_declined() -> None:
     attention = ("array:float32",) * 3 + ("array:int32", "cache")
     assert reason("attention", *attention, train=False, heads=1, kv_heads=1) is None
     assert reason("attention", *attention) == "a cache goes with inference only"
+    block = ["array:float32", "array:int32", "array:int32", w, *[None] * 9, "cache"]
+    block[5:9] = [w] * 4
+    assert reason("attention_block", *block, train=False, dropout=0.0) is None
+    declined = reason("attention_block", *block, train=False, dropout=0.1)
+    assert declined == "dropout does not go with a cache"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +284,7 @@ def test_scores_with_the_cache_are_those_without(family: str, precision: str) ->
     ids = np.random.default_rng(1).integers(0, V, CONTEXT).tolist()
     inference = chain.table(train=False)
     window = Window(model, chain, inference, CONTEXT)
-    for start, stop in ((0, 7), *((i, i + 1) for i in range(7, CONTEXT))):
+    for start, stop in ((0, 7), (7, 10), *((i, i + 1) for i in range(10, CONTEXT))):
         found = window.read(ids[start:stop])
         batch = one_sequence(ids[:stop])
         uncached = model.logits(Tape(chain.table(train=False), chain.context()), batch)[-1]

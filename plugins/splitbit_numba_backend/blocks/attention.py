@@ -13,6 +13,7 @@ import numpy as np
 
 from splitbit_kit.api import Context, Gradients, Param
 from splitbit_kit.api.backend import Array
+from splitbit_numba_backend.blocks.few import CachedAttention
 from splitbit_numba_backend.blocks.shared import (
     CONTROL,
     FIRST,
@@ -31,6 +32,7 @@ from splitbit_numba_backend.kernels.attention import (
     backward_scratch,
     forward_scratch,
 )
+from splitbit_numba_backend.kernels.decode import Cache
 from splitbit_numba_backend.kernels.matmul import (
     ADD,
     FLOAT32,
@@ -50,6 +52,7 @@ from splitbit_numba_backend.kernels.norms import (
 from splitbit_numba_backend.kernels.pointwise import convert
 from splitbit_numba_backend.kernels.rotary import rotary
 from splitbit_numba_backend.kernels.shares import Pointer, kernel
+from splitbit_numba_backend.primitives.dropout import Dropout, words
 from splitbit_numba_backend.runtime import (
     NULL,
     Memory,
@@ -76,12 +79,12 @@ from splitbit_numba_backend.threads import barrier
 (
     WIDTH, NORMED_STRIDE, HEADS, KV_HEADS, SIZE, MIXED_STRIDE, K_AT, V_AT, QKV_STRIDE, SEQUENCES,
     STARTS, POSITIONS, ANGLES, EPS, X, NORM_WEIGHT, NORM_BIAS, WQ, WK, WV, WO, BQ, BK, BV, BO, MEAN,
-    RSTD, NORMED, QKV, MIXED, LSE, OUT,
-) = range(FIRST, 36)  # fmt: skip
+    RSTD, NORMED, QKV, MIXED, LSE, OUT, LAST,
+) = range(FIRST, 37)  # fmt: skip
 (
-    DOUT, DX, STORED, DMIXED, DQKV, DNORMED, PARTIALS, GQ, GK, GV, GO, GBQ, GBK, GBV, GBO, GW, GB,
-    AQ, AK, AV, AO, ABQ, ABK, ABV, ABO, AW, AB,
-) = range(36, 63)  # fmt: skip
+    DOUT, BRANCH, DX, STORED, DMIXED, DQKV, DNORMED, PARTIALS, GQ, GK, GV, GO, GBQ, GBK, GBV, GBO,
+    GW, GB, AQ, AK, AV, AO, ABQ, ABK, ABV, ABO, AW, AB,
+) = range(37, 65)  # fmt: skip
 
 
 @kernel
@@ -152,7 +155,14 @@ def forward_program(storage: Pointer, thread: int, threads: int, args: int) -> N
     )  # fmt: skip
     barrier(control)
     end = Epilogue(
-        RESIDUAL, argument(args, OUT), width, 0, argument(args, X), 0, width, argument(args, BO)
+        argument(args, LAST),
+        argument(args, OUT),
+        width,
+        0,
+        argument(args, X),
+        0,
+        width,
+        argument(args, BO),
     )
     multiply(
         thread, threads, ROWS_BY_ROWS, mixed, mixed_stride, like(storage, argument(args, WO)),
@@ -171,7 +181,8 @@ def backward_program(storage: Pointer, thread: int, threads: int, args: int) -> 
     normed, normed_stride = like(storage, argument(args, NORMED)), argument(args, NORMED_STRIDE)
     dout, stored = float32_pointer(argument(args, DOUT)), like(storage, argument(args, STORED))
     dmixed, dqkv = like(storage, argument(args, DMIXED)), like(storage, argument(args, DQKV))
-    convert(thread, threads, dout, stored, rows, width, width, normed_stride)
+    branch = float32_pointer(argument(args, BRANCH))
+    convert(thread, threads, branch, stored, rows, width, width, normed_stride)
     barrier(control)
     weight_gradient(
         thread, threads, args, GO, AO, stored, normed_stride, width, mixed, mixed_stride,
@@ -261,6 +272,9 @@ class AttentionBlock:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        self.dropout = Dropout(runtime)
+        self.cached = CachedAttention(runtime)
+        self.make_cache = self.cached.attention.make_cache
 
     def forward(
         self,
@@ -278,7 +292,7 @@ class AttentionBlock:
         bk: Param | None = None,
         bv: Param | None = None,
         bo: Param | None = None,
-        cache: None = None,
+        cache: Cache | None = None,
         *,
         norm: str,
         eps: float,
@@ -289,6 +303,12 @@ class AttentionBlock:
         site: int,
     ) -> tuple[Array, Any]:
         """Return x + out(attention(rotary(qkv(norm(x))))) (N, C), and what the way back needs."""
+        if cache is not None:
+            params = (norm_weight, norm_bias, wq, wk, wv, wo, bq, bk, bv, bo)
+            static = {"norm": norm, "eps": eps, "heads": heads, "kv_heads": kv_heads}
+            where = (ctx, x, positions, starts)
+            out = self.cached.forward(*where, *params, cache, rotary_base=rotary_base, **static)
+            return out, None
         run, item = self.runtime, self.runtime.item
         rows, width = x.shape
         size = wq.shape[0] // heads
@@ -329,17 +349,22 @@ class AttentionBlock:
             run.vector(norm_bias), run.matrix(wq), run.matrix(wk), run.matrix(wv), run.matrix(wo),
             run.vector(bq), run.vector(bk), run.vector(bv), run.vector(bo),
             mean if norm == "layer" else NULL, rstd, normed, qkv, mixed, lse, address(out),
+            FLOAT32 if dropout else RESIDUAL,
         ]  # fmt: skip
         if rows:
             run.run(FORWARD, args)
+        dropped = None
+        if dropout:
+            dropped = words(ctx, x, dropout, site)
+            self.dropout.run(dropped, address(out), address(x), address(out))
         if not ctx.grad:
             return out, None
         params = (norm_weight, norm_bias, wq, wk, wv, wo, bq, bk, bv, bo)
-        return out, (args, params, longest, (x, positions, starts, kept))
+        return out, (args, params, longest, dropped, (x, positions, starts, kept))
 
     def backward(self, ctx: Context, dout: Array, saved: Any, grads: Gradients) -> tuple[Array]:
         """Return (dx (N, C),)."""
-        args, params, longest, _alive = saved
+        args, params, longest, dropped, _alive = saved
         norm_weight, norm_bias, wq, wk, wv, wo, bq, bk, bv, bo = params
         run, item = self.runtime, self.runtime.item
         rows, width, heads, size = (args[n] for n in (ROWS, WIDTH, HEADS, SIZE))
@@ -367,7 +392,8 @@ class AttentionBlock:
         )
         args = list(args)
         args[SCRATCH], args[SCRATCH_BYTES] = run.scratch(nbytes), nbytes
-        args += [address(dout), address(dx), *(base + place for place in places)]
+        branch = dout if dropped is None else self.dropout.gradient(ctx, dout, dropped)
+        args += [address(dout), address(branch), address(dx), *(base + place for place in places)]
         args += [where_ for where_, _ in targets] + [accumulate for _, accumulate in targets]
         run.run(BACKWARD, args)
         return (dx,)

@@ -12,6 +12,7 @@ import numpy as np
 
 from splitbit_kit.api import Context, Gradients, Param
 from splitbit_kit.api.backend import Array
+from splitbit_numba_backend.blocks.few import FewMlp, few
 from splitbit_numba_backend.blocks.shared import (
     CONTROL,
     FIRST,
@@ -45,6 +46,7 @@ from splitbit_numba_backend.kernels.norms import (
 )
 from splitbit_numba_backend.kernels.pointwise import convert
 from splitbit_numba_backend.kernels.shares import Pointer, kernel
+from splitbit_numba_backend.primitives.dropout import Dropout, words
 from splitbit_numba_backend.runtime import (
     NULL,
     Memory,
@@ -67,12 +69,12 @@ from splitbit_numba_backend.threads import barrier
 # the words of the arguments: of both programs, then of the backward one alone
 (
     WIDTH, STRIDE, HIDDEN, HIDDEN_STRIDE, EPS, X, NORM_WEIGHT, NORM_BIAS, GATE, UP, DOWN, UP_BIAS,
-    DOWN_BIAS, MEAN, RSTD, NORMED, GATED, ENTERING, LEAVING, OUT,
-) = range(FIRST, 24)  # fmt: skip
+    DOWN_BIAS, MEAN, RSTD, NORMED, GATED, ENTERING, LEAVING, OUT, LAST,
+) = range(FIRST, 25)  # fmt: skip
 (
-    DOUT, DX, STORED, DGATE, DUP, DNORMED, PARTIALS, G_GATE, G_UP, G_DOWN, G_UP_BIAS, G_DOWN_BIAS,
-    G_WEIGHT, G_BIAS, A_GATE, A_UP, A_DOWN, A_UP_BIAS, A_DOWN_BIAS, A_WEIGHT, A_BIAS,
-) = range(24, 45)  # fmt: skip
+    DOUT, BRANCH, DX, STORED, DGATE, DUP, DNORMED, PARTIALS, G_GATE, G_UP, G_DOWN, G_UP_BIAS,
+    G_DOWN_BIAS, G_WEIGHT, G_BIAS, A_GATE, A_UP, A_DOWN, A_UP_BIAS, A_DOWN_BIAS, A_WEIGHT, A_BIAS,
+) = range(25, 47)  # fmt: skip
 
 
 @kernel
@@ -107,7 +109,7 @@ def forward_program(storage: Pointer, thread: int, threads: int, args: int) -> N
         thread, threads, ROWS_BY_ROWS, like(storage, leaving), wide,
         like(storage, argument(args, DOWN)), hidden, rows, width, hidden,
         Epilogue(
-            RESIDUAL, argument(args, OUT), width, 0, argument(args, X), 0, width,
+            argument(args, LAST), argument(args, OUT), width, 0, argument(args, X), 0, width,
             argument(args, DOWN_BIAS),
         ),
         mine,
@@ -123,7 +125,8 @@ def backward_program(storage: Pointer, thread: int, threads: int, args: int) -> 
     dout, stored = float32_pointer(argument(args, DOUT)), like(storage, argument(args, STORED))
     gated, dgate, dup = argument(args, GATED), argument(args, DGATE), argument(args, DUP)
     mine = scratch_of(thread, args)
-    convert(thread, threads, dout, stored, rows, width, width, stride)
+    branch = float32_pointer(argument(args, BRANCH))
+    convert(thread, threads, branch, stored, rows, width, width, stride)
     barrier(control)
     weight_gradient(
         thread, threads, args, G_DOWN, A_DOWN, stored, stride, width,
@@ -201,6 +204,8 @@ class MlpBlock:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        self.dropout = Dropout(runtime)
+        self.few = FewMlp(runtime)
 
     def forward(
         self,
@@ -221,6 +226,9 @@ class MlpBlock:
         site: int,
     ) -> tuple[Array, Any]:
         """Return x + down(act(up(norm(x)))) (N, C), and what the way back needs."""
+        if few(ctx, x) and not dropout:
+            params = (norm_weight, norm_bias, gate, up, down, up_bias, down_bias)
+            return self.few.forward(ctx, x, *params, norm=norm, eps=eps), None
         run, item = self.runtime, self.runtime.item
         rows, width = x.shape
         hidden = up.shape[0]
@@ -247,17 +255,22 @@ class MlpBlock:
             NULL if gate is None else run.matrix(gate), run.matrix(up), run.matrix(down),
             run.vector(up_bias), run.vector(down_bias), mean if norm == "layer" else NULL, rstd,
             normed, NULL if gate is None else gated, entering, leaving, address(out),
+            FLOAT32 if dropout else RESIDUAL,
         ]  # fmt: skip
         if rows:
             run.run(FORWARD, args)
+        dropped = None
+        if dropout:
+            dropped = words(ctx, x, dropout, site)
+            self.dropout.run(dropped, address(out), address(x), address(out))
         if not ctx.grad:
             return out, None
         params = (gate, up, down, up_bias, down_bias, norm_weight, norm_bias)
-        return out, (args, params, (x, kept))
+        return out, (args, params, dropped, (x, kept))
 
     def backward(self, ctx: Context, dout: Array, saved: Any, grads: Gradients) -> tuple[Array]:
         """Return (dx (N, C),)."""
-        args, params, _alive = saved
+        args, params, dropped, _alive = saved
         run, item = self.runtime, self.runtime.item
         rows, width, hidden, wide = (args[n] for n in (ROWS, WIDTH, HIDDEN, HIDDEN_STRIDE))
         memory = Memory()
@@ -279,7 +292,13 @@ class MlpBlock:
         nbytes = product_scratch(item, width, hidden, rows)
         args = list(args)
         args[SCRATCH], args[SCRATCH_BYTES] = run.scratch(nbytes), nbytes
-        args += [address(dout), address(dx), *(address(temporary) + at for at in places)]
+        branch = dout if dropped is None else self.dropout.gradient(ctx, dout, dropped)
+        args += [
+            address(dout),
+            address(branch),
+            address(dx),
+            *(address(temporary) + at for at in places),
+        ]
         args += [where for where, _ in targets] + [accumulate for _, accumulate in targets]
         run.run(BACKWARD, args)
         return (dx,)
