@@ -6,8 +6,9 @@
 
 Each row is a weight (N, K) of one of bench/train.py's sizes, and M tokens: y = x W' (forward),
 dx = dy W (input) and dW = dy' x (weight). A figure is the best of many short runs; ours repeats
-the multiply on every thread without waiting for the others, theirs is a loop of torch.mm. What PyTorch needs less or more than that (dtype conversions, the sum into a
-gradient) is left out on both sides.
+the multiply on every thread without waiting for the others, theirs is a loop of torch.mm. What
+PyTorch needs less or more than that (dtype conversions, the sum into a gradient) is left out on
+both sides.
 """
 
 from __future__ import annotations
