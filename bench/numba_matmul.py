@@ -5,10 +5,9 @@
     SPLITBIT_SIMD=avx512_bf16 python bench/numba_matmul.py
 
 Each row is a weight (N, K) of one of bench/train.py's sizes, and M tokens: y = x W' (forward),
-dx = dy W (input) and dW = dy' x (weight). A figure is the best of many short runs; ours repeats
-the multiply on every thread without waiting for the others, theirs is a loop of torch.mm. What
-PyTorch needs less or more than that (dtype conversions, the sum into a gradient) is left out on
-both sides.
+dx = dy W (input) and dW = dy' x (weight). A figure is the best of many short runs; ours repeats the
+multiply on every thread without waiting for the others, theirs is a loop of torch.mm. What PyTorch
+needs less or more than that (dtype conversions, the sum into a gradient) is left out on both sides.
 """
 
 from __future__ import annotations
@@ -179,12 +178,12 @@ def our_figures(
                         scratch[thread].ctypes.data,
                     )  # fmt: skip
 
-                helpers = [threading.Thread(target=work, args=(n,)) for n in range(1, threads)]
-                for helper in helpers:
-                    helper.start()
+                others = [threading.Thread(target=work, args=(n,)) for n in range(1, threads)]
+                for other in others:
+                    other.start()
                 work(0)
-                for helper in helpers:
-                    helper.join()
+                for other in others:
+                    other.join()
 
             row.append(best(run, 2.0 * m * n * k))
         figures.append(row)
