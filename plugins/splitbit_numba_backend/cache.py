@@ -37,6 +37,8 @@ import numba
 from numba.core import caching, ccallback, compiler, dispatcher
 from numba.core.serialize import dumps
 
+from splitbit_numba_backend.simd.features import PATH
+
 _PACKAGE = __name__.partition(".")[0]
 _KEPT = 4  # folders of this and other versions that are kept, by last use
 _OUTDATED_SECONDS = 86_400
@@ -259,6 +261,7 @@ def _version_key() -> str:
         llvmlite.binding.get_process_triple(),
         llvmlite.binding.get_host_cpu_name(),
         repr(sorted(llvmlite.binding.get_host_cpu_features().items())),
+        PATH,  # the system may refuse what the processor has
         *settings,
     )
 

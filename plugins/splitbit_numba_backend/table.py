@@ -6,10 +6,9 @@ from collections.abc import Callable
 from inspect import Parameter, signature
 from typing import Any
 
-import llvmlite.binding as llvm
-
 from splitbit_kit.api import OPS, Backend, Hardware, Op, OpOffer, Site
 from splitbit_numba_backend.cache import use_safe_cache
+from splitbit_numba_backend.simd.features import NATIVE_BF16
 
 PRECISIONS = ("auto", "bf16", "fp32")
 
@@ -68,9 +67,7 @@ def build(hardware: Hardware, precision: str, threads: int) -> Backend:
     if precision not in PRECISIONS:
         raise ValueError(f"numba: no precision {precision}; choose bf16 or fp32")
     if precision == "auto":
-        features = llvm.get_host_cpu_features()
-        native = features.get("amx-bf16") or features.get("avx512bf16")
-        precision = "bf16" if native else "fp32"
+        precision = "bf16" if NATIVE_BF16 else "fp32"
     uncached = use_safe_cache()
     # from here on what compiles is imported
     from splitbit_numba_backend.blocks.attention import AttentionBlock
