@@ -77,6 +77,11 @@ _ARRAY_KINDS = {dtype: f"array:{dtype.name}" for dtype in _DTYPES}  # formatting
 _PARAM_KINDS = {dtype: f"param:{dtype.name}" for dtype in _DTYPES}
 
 
+def _call_part(operand: Any) -> Any:
+    """Return what stands for an array or a cache in a call: caches come and go."""
+    return operand.dtype if isinstance(operand, _ARRAYS) else operand_kind(operand)
+
+
 class OpTable:
     """The resolution of every site a model has, over a chain of backends.
 
@@ -122,9 +127,8 @@ class OpTable:
         call = (
             spec.name,
             *[
-                o.dtype
-                if isinstance(o, _ARRAYS)
-                else (o if o is None or isinstance(o, Param) else operand_kind(o))
+                # most are parameters or left out, and exact types are the cheapest to tell
+                o if o is None or o.__class__ is Param else _call_part(o)
                 for o in operands
             ],
             *static.values(),
