@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from splitbit_numba_backend.kernels.matmul import (
     ADD,
     COLUMNS_BY_COLUMNS,
@@ -20,6 +22,7 @@ from splitbit_numba_backend.simd.pointers import argument, float32_pointer
 CONTROL, SCRATCH, SCRATCH_BYTES, ROWS, FIRST = range(5)
 
 
+@functools.cache
 def product_scratch(item: int, *depths: int) -> int:
     """Return the bytes of scratch memory that products of these depths need, of any kind."""
     kinds = (ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS)

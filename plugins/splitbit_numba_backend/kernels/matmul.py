@@ -33,9 +33,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 from numba.extending import register_jitable
 
+from splitbit_numba_backend.kernels.activations import (
+    gelu_of,
+    gelu_slope,
+    swish_and_slope,
+    swish_of,
+)
 from splitbit_numba_backend.kernels.packing import (
     EDGE_BYTES,
     copy_block,
@@ -44,8 +49,7 @@ from splitbit_numba_backend.kernels.packing import (
     pack_transposed,
     padded_units,
 )
-from splitbit_numba_backend.kernels.shares import ZERO, Pointer, Vector, inline, kernel, share
-from splitbit_numba_backend.simd.math import sigmoid
+from splitbit_numba_backend.kernels.shares import ZERO, Pointer, kernel, share
 from splitbit_numba_backend.simd.pointers import (
     float32_pointer,
     int32_pointer,
@@ -64,7 +68,6 @@ from splitbit_numba_backend.simd.tiles import (
     tile_product,
     tile_rows,
 )
-from splitbit_numba_backend.simd.vector import splat
 
 ROWS = 32  # of a block, at most: a multiple of every path's tile but 6, which makes it 30
 DEPTH = 128  # units of a block of the left operand: 16 KB, a third of a first cache
@@ -83,9 +86,6 @@ ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = range(3)  # x W', dy W, dy' 
 
 # what becomes of a finished sum: what `Epilogue.kind` may be
 FLOAT32, ADD, STORAGE, RESIDUAL, GELU, SWIGLU, GELU_GRADIENT, SWIGLU_GRADIENT = range(8)
-
-F = np.float32
-_TWICE, _CUBIC = F(2 * np.sqrt(2 / np.pi)), F(0.044715)
 
 
 class Epilogue(NamedTuple):
@@ -113,21 +113,6 @@ class Epilogue(NamedTuple):
     given2: int = 0
     given_stride: int = 0
     bias: int = 0
-
-
-@inline
-def gelu(x: Vector) -> Vector:
-    """Return x/2 (1 + tanh(u)) as x sigmoid(2 u): one exponential and no cancellation."""
-    return x * sigmoid(splat(_TWICE) * (x + splat(_CUBIC) * x * x * x))
-
-
-@inline
-def gelu_gradient(x: Vector) -> Vector:
-    """Return the derivative of gelu at x."""
-    square = x * x
-    s = sigmoid(splat(_TWICE) * x * (splat(F(1)) + splat(_CUBIC) * square))
-    slope = splat(_TWICE) * (splat(F(1)) + splat(F(3) * _CUBIC) * square)
-    return s + x * s * (splat(F(1)) - s) * slope
 
 
 @kernel
@@ -159,26 +144,26 @@ def finish(
             for c in range(0, COLUMNS, 16):
                 s = load(sums, r * COLUMNS + c)
                 store(also, r * to.stride + c, s)
-                store(out, r * to.stride + c, gelu(s))
+                store(out, r * to.stride + c, gelu_of(s))
     elif to.kind == SWIGLU:
         for r in range(rows):
             for c in range(0, COLUMNS, 16):
                 s, x = load(sums, r * COLUMNS + c), load(given, r * to.given_stride + c)
                 store(also, r * to.stride + c, s)
-                store(out, r * to.stride + c, x * sigmoid(x) * s)
+                store(out, r * to.stride + c, swish_of(x) * s)
     elif to.kind == GELU_GRADIENT:
         for r in range(rows):
             for c in range(0, COLUMNS, 16):
                 s, x = load(sums, r * COLUMNS + c), load(given, r * to.given_stride + c)
-                store(out, r * to.stride + c, s * gelu_gradient(x))
+                store(out, r * to.stride + c, s * gelu_slope(x))
     elif to.kind == SWIGLU_GRADIENT:
         for r in range(rows):
             for c in range(0, COLUMNS, 16):
                 s, x = load(sums, r * COLUMNS + c), load(given, r * to.given_stride + c)
-                g = sigmoid(x)
+                swish, slope = swish_and_slope(x)
                 y = s * load(given2, r * to.given_stride + c)
-                store(out, r * to.stride + c, y * (g + x * g * (splat(F(1)) - g)))
-                store(also, r * to.stride + c, s * x * g)
+                store(out, r * to.stride + c, y * slope)
+                store(also, r * to.stride + c, s * swish)
     else:
         finish_float32(sums, rows, count, out32, to.stride, given32, to.given_stride, to.kind)
 

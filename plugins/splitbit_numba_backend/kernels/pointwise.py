@@ -1,64 +1,16 @@
-"""Kernels that work element by element, sums of columns, and conversion to and from storage.
-
-`gelu_of`, `gelu_slope`, `swish_of` and `swish_slope` work on vectors, for the ends of multiplies.
-With sigmoid(u) = (1 + tanh(u / 2)) / 2 the tanh form of GELU is x sigmoid(2 sqrt(2/pi) (x +
-0.044715 x^3)), and SwiGLU's gate is swish(x) = x sigmoid(x).
-"""
+"""Kernels that work element by element, sums of columns, and conversion to and from storage."""
 
 from __future__ import annotations
 
-from math import pi, sqrt
-
-import numpy as np
-
-from splitbit_numba_backend.kernels.shares import (
-    ONE,
-    ZERO,
-    Pointer,
-    Vector,
-    clear,
-    inline,
-    kernel,
-    share,
+from splitbit_numba_backend.kernels.activations import (
+    gelu_of,
+    gelu_slope,
+    swish_and_slope,
+    swish_of,
 )
-from splitbit_numba_backend.simd.math import sigmoid
+from splitbit_numba_backend.kernels.shares import ZERO, Pointer, clear, kernel, share
 from splitbit_numba_backend.simd.pointers import load_first, store_first
-from splitbit_numba_backend.simd.vector import LANES, splat
-
-LINEAR = np.float32(2 * sqrt(2 / pi))
-CUBIC = np.float32(2 * sqrt(2 / pi) * 0.044715)
-THREE_CUBIC = np.float32(6 * sqrt(2 / pi) * 0.044715)
-
-
-# ---- of vectors
-
-
-@inline
-def gelu_of(x: Vector) -> Vector:
-    """Return gelu(x)."""
-    return x * sigmoid(x * (splat(LINEAR) + splat(CUBIC) * (x * x)))
-
-
-@inline
-def gelu_slope(x: Vector) -> Vector:
-    """Return the derivative of gelu at x: s + x s (1 - s) du, with s = sigmoid(u)."""
-    square = x * x
-    s = sigmoid(x * (splat(LINEAR) + splat(CUBIC) * square))
-    return s + x * s * (splat(ONE) - s) * (splat(LINEAR) + splat(THREE_CUBIC) * square)
-
-
-@inline
-def swish_of(x: Vector) -> Vector:
-    """Return x sigmoid(x)."""
-    return x * sigmoid(x)
-
-
-@inline
-def swish_slope(x: Vector) -> Vector:
-    """Return the derivative of swish at x: s + x s (1 - s)."""
-    s = sigmoid(x)
-    return s + x * s * (splat(ONE) - s)
-
+from splitbit_numba_backend.simd.vector import LANES
 
 # ---- of arrays; `count` elements of any shape
 
@@ -109,9 +61,7 @@ def swiglu_backward(
     for i in range(start, stop, LANES):
         n = stop - i
         g, d = load_first(gate, i, n, ZERO), load_first(dout, i, n, ZERO)
-        s = sigmoid(g)
-        swish = g * s
-        slope = s + swish * (splat(ONE) - s)
+        swish, slope = swish_and_slope(g)
         store_first(dgate, i, d * load_first(up, i, n, ZERO) * slope, n)
         store_first(dup, i, d * swish, n)
 
