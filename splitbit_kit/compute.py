@@ -11,7 +11,7 @@ import numpy as np
 from splitbit_kit.api import Backend, Context, PackedTensor, Quantizer, SplitbitError, UsageError
 from splitbit_kit.engine.optable import OpTable
 from splitbit_kit.engine.workspace import BufferPool
-from splitbit_kit.registry import Registry
+from splitbit_kit.registry import Registry, say
 
 LAST = "numpy"  # closes every chain
 AUTO = ("numba", LAST)  # what `auto` tries, in this order
@@ -56,12 +56,16 @@ class Compute:
         )
 
 
+def unheard(line: str) -> None:
+    """Tell nobody."""
+
+
 def choose(
     registry: Registry,
     backend: str = "auto",
     precision: str = "auto",
     threads: int = 0,
-    notify: Callable[[str], None] = lambda line: None,
+    notify: Callable[[str], None] = unheard,
 ) -> Compute:
     """Return the backends asked for, built. `auto` says through `notify` what it did not get.
 
@@ -75,6 +79,8 @@ def choose(
         built: Backend = registry.build("backend", name, hardware, precision, threads)
         if built.notes:
             notify(f"backend {name}: {built.notes}")
+        if built.hear and notify is not unheard:
+            built.hear(notify)
         return built
 
     if backend == "auto":
@@ -115,6 +121,18 @@ def _unpacker(registry: Registry) -> Callable[[PackedTensor, int, int], Array]:
     def unpack(packed: PackedTensor, start: int, stop: int) -> Array:
         if packed.format not in built:
             built[packed.format] = registry.build("quantizer", packed.format)
-        return built[packed.format].unpack(packed, rows=slice(start, stop))
+        try:
+            rows = built[packed.format].unpack(packed, rows=slice(start, stop))
+        except Exception as error:
+            raise SplitbitError(
+                f"quantizer {packed.format}: unpack failed: {say(error)}"
+            ) from error
+        expected = (stop - start, *packed.shape[1:])
+        if rows.shape != expected or rows.dtype != np.float32:
+            raise SplitbitError(
+                f"quantizer {packed.format}: unpack returned {rows.dtype} {rows.shape}; "
+                f"float32 {expected} is expected"
+            )
+        return rows
 
     return unpack

@@ -31,9 +31,11 @@ CONFIGS = {
     "gpt2-bias": replace(GPT2, bias=True),
     "gpt2-untied": replace(GPT2, tied=False),
     "gpt2-bias-dropout": replace(GPT2, bias=True, dropout=0.3),
+    "gpt2-untied-dropout": replace(GPT2, tied=False, dropout=0.3),
     "llama": LLAMA,
     "llama-all-heads": replace(LLAMA, kv_heads=4),
     "llama-untied": replace(LLAMA, tied=False),
+    "llama-tied-dropout": replace(LLAMA, dropout=0.3),
     "llama-untied-dropout": replace(LLAMA, tied=False, dropout=0.3),
 }
 TOLERANCE = 1e-6

@@ -16,6 +16,7 @@ global that a kernel reads must follow from these.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -37,11 +38,19 @@ import numba
 from numba.core import caching, ccallback, compiler, dispatcher
 from numba.core.serialize import dumps
 
+from splitbit_numba_backend.compiler import unit
 from splitbit_numba_backend.simd.features import PATH
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 _PACKAGE = __name__.partition(".")[0]
 _KEPT = 4  # folders of this and other versions that are kept, by last use
 _OUTDATED_SECONDS = 86_400
+_CLAIM = ".claim"  # of a file that stands for a kernel which a process compiles
+_LOOK_SECONDS = 0.02  # between two looks at whether another process has done it
 _IMPORTS = re.compile(
     rf"^\s*(?:from|import)\s+({_PACKAGE}[\w.]*)(?:\s+import\s+([\w*, ]+|\([^)]*\)))?", re.MULTILINE
 )
@@ -117,25 +126,49 @@ class KernelCache(caching._Cache):
             path.unlink(missing_ok=True)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled form for a signature, None where there is no whole one."""
+        """Return the compiled form for a signature, None where there is no whole one.
+
+        None means that the caller compiles it, and that others may wait for it.
+        """
         if not self._enabled:
             return None
         target_context.refresh()
+        path = self._path(sig, target_context.codegen())
+        claimed = False
+        while True:
+            found = self._load(path, target_context)
+            if found is not None:
+                _give_back(path)
+            if found is not None or claimed:
+                return found
+            claimed = _claim(path)  # then look again: it may have been made meanwhile
+            if not claimed:
+                time.sleep(_LOOK_SECONDS)
+
+    def _load(self, path: Path, target_context: Any) -> Any:
         try:
-            with _opened(self._path(sig, target_context.codegen())) as file:
+            with _opened(path) as file:
                 digest, content = file.read(32), file.read()
             if hashlib.sha256(content).digest() != digest:
                 return None
-            return compiler.CompileResult._rebuild(target_context, *pickle.loads(content))
+            needs, parts = pickle.loads(content)
+            for need in needs:
+                unit(*need)
+            return compiler.CompileResult._rebuild(target_context, *parts)
         except (_UnsafeError, OSError):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled form, if there is room and it does not depend on this process."""
-        if not self._enabled or data.lifted or data.library.has_dynamic_globals:
-            return
-        content = dumps(data._reduce())
         path = self._path(sig, data.codegen)
+        try:
+            if self._enabled and not data.lifted and not data.library.has_dynamic_globals:
+                needs = tuple(getattr(data.library, "needs", ()))
+                self._keep(path, dumps((needs, data._reduce())))
+        finally:
+            _give_back(path)
+
+    def _keep(self, path: Path, content: bytes) -> None:
         with suppress(OSError):  # a full disk or a folder removed meanwhile: compiled next time
             number, name = tempfile.mkstemp(".part", f"{self._stem}-", self._folder)
             try:
@@ -157,6 +190,42 @@ class KernelCache(caching._Cache):
             current = path.name.startswith(f"{self._stem}-{self._sources}-")
             if not current and time.time() - path.lstat().st_mtime > _OUTDATED_SECONDS:
                 path.unlink(missing_ok=True)
+
+
+def _claim(path: Path) -> bool:
+    """Return whether this process is to compile a kernel; otherwise another is at it.
+
+    A claim is a locked file beside the kernel: the lock ends with the process, however that ends.
+    """
+    if path in _claims:
+        return True  # made before, and then the compiler failed
+    try:
+        number = os.open(path.with_suffix(_CLAIM), os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError:
+        return True  # no room: then there is none for the kernel either
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(number, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(number)
+        return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+    _claims[path] = number
+    return True
+
+
+def _give_back(path: Path) -> None:
+    """Let others find what has been made, or make it."""
+    number = _claims.pop(path, None)
+    if number is not None:
+        os.close(number)
+        with suppress(OSError):  # another process may have opened it
+            path.with_suffix(_CLAIM).unlink()
+
+
+_claims: dict[Path, int] = {}
+"""the kernels that this process compiles, and the files that it holds for them"""
 
 
 def cache_folder() -> Path:
@@ -270,8 +339,8 @@ def _version_key() -> str:
 def _sources(path: Path) -> tuple[Path, ...]:
     """Return a source file and those of this package that it imports, directly or through others.
 
-    Found in the text: absolute imports by name; one that is relative, or by import_module, stands
-    for its whole folder.
+    Absolute imports count by name; one that is relative, or by import_module, stands for its whole
+    folder.
     """
     root = Path(__file__).parent
     found: set[Path] = set()
@@ -281,14 +350,22 @@ def _sources(path: Path) -> tuple[Path, ...]:
         if path in found or not path.is_file():
             continue
         found.add(path)
-        text = path.read_text(encoding="utf-8")
-        if re.search(r"import_module|^\s*from \.", text, re.MULTILINE):
-            waiting += path.parent.glob("*.py")
-        for module, names in _IMPORTS.findall(text):
-            for name in ["", *re.findall(r"\w+", names)]:
-                place = root.joinpath(*module.split(".")[1:], *name.split())
-                waiting += [place.with_suffix(".py"), place / "__init__.py"]
+        waiting += _imported(path, root)
     return tuple(sorted(found))
+
+
+@functools.cache
+def _imported(path: Path, root: Path) -> tuple[Path, ...]:
+    """Return where what a source file imports from this package may lie, found in its text."""
+    text = path.read_text(encoding="utf-8")
+    found: list[Path] = []
+    if re.search(r"import_module|^\s*from \.", text, re.MULTILINE):
+        found += path.parent.glob("*.py")
+    for module, names in _IMPORTS.findall(text):
+        for name in ["", *re.findall(r"\w+", names)]:
+            place = root.joinpath(*module.split(".")[1:], *name.split())
+            found += [place.with_suffix(".py"), place / "__init__.py"]
+    return tuple(found)
 
 
 @functools.cache

@@ -13,12 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cfunc
 
-from splitbit_kit.api import Param, SplitbitError
+from splitbit_kit.api import Param
 from splitbit_kit.api.backend import Array
-from splitbit_numba_backend.threads import KERNEL, pool
+from splitbit_numba_backend.compiler import program
+from splitbit_numba_backend.simd import debug
+from splitbit_numba_backend.simd.debug import DEBUG
+from splitbit_numba_backend.threads import KERNEL, RLock, pool
 
+FLOAT, INT = np.dtype(np.float32), np.dtype(np.int32)  # of arrays between ops, and of ids
 ALIGNMENT = 64
 COLUMNS = 32  # rows of storage are padded to a multiple of these elements
 NULL = 0
@@ -34,12 +37,7 @@ class Program(NamedTuple):
 @functools.cache
 def compiled(function: Callable[[int, int, int], None]) -> int:
     """Return the address of a compiled program, from the disk cache if it is there."""
-    made = cfunc(KERNEL, cache=True, nopython=True, error_model="numpy")(function)
-    _kept.append(made)  # its memory is freed with it
-    return int(made.address)
-
-
-_kept: list[Any] = []
+    return int(program(KERNEL, function).address)
 
 
 @functools.cache
@@ -56,10 +54,15 @@ def padded(width: int) -> int:
 
 def address(array: Array) -> int:
     """Return where an array's memory begins. The caller keeps the array."""
+    where: int
+    if DEBUG:
+        where = array.__array_interface__["data"][0]
+        debug.arrays.append((where, where + array.nbytes))
+        return where
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # a third of the time
     except (TypeError, ValueError):  # read-only, or empty
-        where: int = array.__array_interface__["data"][0]
+        where = array.__array_interface__["data"][0]
         return where
 
 
@@ -94,7 +97,12 @@ class Runtime:
         """Run a program on all threads."""
         words = np.array(args, np.int64)
         function = program.bf16 if self.precision == "bf16" else program.fp32
-        self.pool.run(compiled(function), address(words))
+        where, made = address(words), compiled(function)
+        if DEBUG:
+            debug.ready()
+        self.pool.run(made, where)
+        if DEBUG:
+            debug.check()
 
     def scratch(self, nbytes: int) -> int:
         """Return the address of memory for all threads, nbytes for each, until the next call."""
@@ -103,15 +111,24 @@ class Runtime:
             self._scratch = np.empty(size, np.uint8)
         return -(-address(self._scratch) // ALIGNMENT) * ALIGNMENT
 
+    @property
+    def turn(self) -> RLock:
+        """What an op holds while it runs: scratch memory and shadows are shared."""
+        return debug.TURN if DEBUG else self.pool.mutex
+
     def vector(self, param: Param | None) -> int:
         """Return the address of a parameter in float32, or NULL."""
-        return NULL if param is None else self._weight(param).address
+        if param is None:
+            return NULL
+        if DEBUG:
+            address(param.array)
+        return self._weight(param).address
 
     def matrix(self, param: Param) -> int:
         """Return the address of a weight in storage: itself, or its bfloat16 shadow."""
         weight = self._weight(param)
         if self.precision != "bf16":
-            return weight.address
+            return self.vector(param)
         if weight.shadow is None:
             weight.shadow = np.empty(param.shape, np.uint16)
             weight.shadow_address = address(weight.shadow)
@@ -121,6 +138,8 @@ class Runtime:
             bits = param.array.view(np.uint32)
             weight.shadow[...] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
             weight.version = param.version
+        if DEBUG:
+            address(weight.shadow)
         return weight.shadow_address
 
     def renewed(self, param: Param, shadow: Array) -> None:
@@ -161,23 +180,23 @@ class _Weight:
         self.version = -1
 
 
-def check_ids(op: str, ids: Array, vocabulary: int) -> None:
-    """Raise SplitbitError if an id lies outside 0 .. V-1: no address may be made of it."""
-    if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary):
-        wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
-        raise SplitbitError(f"{op}: id {wrong} is outside the vocabulary of {vocabulary}")
+def whole(array: Any, dtype: np.dtype[Any], written: bool = False) -> bool:
+    """Return whether an array is one block of that type, aligned, and writable if need be."""
+    flags = _WRITABLE if written else _READABLE
+    return (
+        isinstance(array, np.ndarray) and array.dtype == dtype and array.flags.num & flags == flags
+    )
 
 
-def check_starts(op: str, starts: Array, rows: int) -> None:
-    """Raise ValueError unless starts rises from 0 to the number of rows."""
-    if starts[0] != 0 or starts[-1] != rows or (np.diff(starts) < 0).any():
-        raise ValueError(f"{op}: starts must rise from 0 to {rows}, the number of tokens")
+_READABLE = 0x101  # NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_ALIGNED: one look at all flags
+_WRITABLE = _READABLE | 0x400  # NPY_ARRAY_WRITEABLE
 
 
 def target(grads: Any, param: Param | None) -> tuple[int, int]:
     """Return (address, accumulate) of a parameter's gradient; (NULL, 0) where there is none."""
-    place = grads.into(param) if param is not None else None
-    if place is None:
+    if param is None or (place := grads.into(param)) is None:
         return NULL, 0
     view, accumulate = place
+    if not whole(view, FLOAT, written=True) or view.shape != param.shape:
+        raise ValueError(f"{param.name}: its gradient is no plain array of shape {param.shape}")
     return address(view), int(accumulate)

@@ -57,8 +57,10 @@ from splitbit_numba_backend.atomics import (  # noqa: E402
     word,
     write,
 )
+from splitbit_numba_backend.compiler import kernel  # noqa: E402
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
+RLock = Any  # a threading.RLock, which is a function
 
 KERNEL = "void(intp, intp, intp)"
 """the signature of a kernel: thread, threads, address of its arguments"""
@@ -89,7 +91,7 @@ _ASLEEP = 0  # 1 while it sleeps on its lock or is about to
 _LOCK = 1
 
 
-@njit(cache=True, error_model="numpy")
+@kernel
 def _wait_while(control, index, value):
     """Return once the word `index` is not `value` any more."""
     looks = 0
@@ -102,7 +104,7 @@ def _wait_while(control, index, value):
             call_yield(read(word(control, _YIELD)))
 
 
-@njit(cache=True, error_model="numpy")
+@kernel
 def barrier(control):
     """Return when every thread of this launch has come here. `control` is `Pool.control`."""
     threads = read(word(control, _THREADS))
@@ -116,7 +118,7 @@ def barrier(control):
         _wait_while(control, _GENERATION, generation)
 
 
-@njit(cache=True, error_model="numpy")
+@kernel
 def _wake(control, thread):
     """Let a worker that sleeps go on."""
     worker = word(read(word(control, _LINES)), (thread - 1) * _LINE)
@@ -190,7 +192,8 @@ class Pool:
 
     `control` is the address of the control block, which kernels hand to `barrier`; it stays the
     same for the pool's whole life. Two Python threads may call `run` at once: the second waits.
-    After a fork the child makes workers of its own.
+    Who needs more than one launch to itself holds `mutex` meanwhile, which the same thread may take
+    again. After a fork the child makes workers of its own.
     """
 
     def __init__(self, threads: int) -> None:
@@ -210,18 +213,18 @@ class Pool:
             _launch(self.control, address, args)
             return
         # reentrant: a signal handler may launch too, as this thread is between two calls
-        with self._mutex:
+        with self.mutex:
             if not self._workers:
                 self._start()
             _launch(self.control, address, args)
 
     def stop(self, seconds: float = 1.0) -> None:
         """End the workers; the next `run` makes new ones. A launch has `seconds` to finish."""
-        if self._mutex.acquire(timeout=seconds):
+        if self.mutex.acquire(timeout=seconds):
             try:
                 self._dismiss(seconds)
             finally:
-                self._mutex.release()
+                self.mutex.release()
 
     def __del__(self) -> None:
         if getattr(self, "_workers", None):
@@ -229,7 +232,7 @@ class Pool:
 
     def _forget(self) -> None:
         """Have no workers: as new, or in the child of a fork, where they do not exist."""
-        self._mutex = threading.RLock()
+        self.mutex = threading.RLock()
         self._workers: list[threading.Thread] = []
 
     def _dismiss(self, seconds: float) -> None:
@@ -335,7 +338,7 @@ def _dismiss_all() -> None:
     A daemon thread that launches still waits for it in silence, where it could make no workers.
     """
     for each in list(_pools):
-        if each._mutex.acquire(timeout=1):
+        if each.mutex.acquire(timeout=1):
             each._dismiss(1)
 
 

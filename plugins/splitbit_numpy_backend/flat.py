@@ -12,6 +12,7 @@ import numpy as np
 
 from splitbit_kit.api import Parameters
 from splitbit_kit.api.backend import Array
+from splitbit_kit.api.learning import NEWTON_SCHULZ
 
 CHUNK = 32 * 1024  # elements
 
@@ -59,6 +60,28 @@ def adamw(
         values -= change
 
 
+def lion(
+    params: Parameters,
+    grads: Array,
+    m: Array,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    grad_scale: float,
+) -> None:  # grads and m (P,)
+    """One step of Lion: values and m change in place."""
+    for part, decay in _chunks(params, lr * weight_decay):
+        g, values = grad_scale * grads[part], params.values[part]
+        direction = beta1 * m[part]
+        direction += (1 - beta1) * g
+        values *= decay
+        values -= lr * np.sign(direction, out=direction)
+        m[part] *= beta2
+        m[part] += (1 - beta2) * g
+
+
 def sgd(
     params: Parameters,
     grads: Array,
@@ -78,6 +101,18 @@ def sgd(
             direction = m[part]
         values *= decay
         values -= lr * direction
+
+
+def orthogonalize(x: Array, *, steps: int) -> None:  # (R, C)
+    """Bring the singular values of x near to 1, in place, by steps of Newton and Schulz."""
+    a, b, c = NEWTON_SCHULZ
+    tall = len(x) > x.shape[1]
+    made = x.T if tall else x
+    made = made / max(sqrt(squared_norm(x.reshape(-1))), 1e-7)
+    for _ in range(steps):
+        gram = made @ made.T
+        made = a * made + (b * gram + c * (gram @ gram)) @ made
+    x[...] = made.T if tall else made
 
 
 def _chunks(params: Parameters, decay: float) -> Iterator[tuple[slice, float]]:

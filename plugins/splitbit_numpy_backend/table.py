@@ -6,9 +6,10 @@ from collections.abc import Callable
 from inspect import Parameter, signature
 from typing import Any
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
-from splitbit_kit.api import Backend, Hardware, Op, OpOffer, Site
+from splitbit_kit.api import Backend, Hardware, Op, OpOffer, Peak, Site
 from splitbit_numpy_backend import attention, dropout, flat, linear, loss, norms, pointwise, rotary
 
 COMPUTE = ("float32", "float64")
@@ -102,7 +103,9 @@ OPS = {
 FLAT: dict[str, Callable[..., Any]] = {
     "squared_norm": flat.squared_norm,
     "adamw": flat.adamw,
+    "lion": flat.lion,
     "sgd": flat.sgd,
+    "orthogonalize": flat.orthogonalize,
 }
 
 
@@ -114,4 +117,17 @@ def build(hardware: Hardware, precision: str, threads: int) -> Backend:
     if precision not in PRECISIONS:
         raise ValueError(f"numpy: no precision {precision}; choose fp32 or fp64")
     threadpool_limits(threads, user_api="blas")
-    return Backend(OPS, FLAT, PRECISIONS[precision])
+    made: str = PRECISIONS[precision]
+    return Backend(OPS, FLAT, made, peak=lambda: peak(made))
+
+
+def peak(precision: str) -> Peak:
+    """Return a square multiply by BLAS, which cuts it up for the caches itself."""
+    dtype = np.float64 if precision == "fp64" else np.float32
+    square = np.ones((1024, 1024), dtype)
+    out = np.empty_like(square)
+
+    def run() -> None:
+        np.matmul(square, square, out=out)
+
+    return Peak(run, 2.0 * len(square) ** 3)

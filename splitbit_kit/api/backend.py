@@ -40,6 +40,9 @@ class Param:
     """False: it has no gradient"""
     decay: bool = False
     """whether weight decay applies, to matrices only"""
+    hidden: bool = False
+    """whether it is a matrix (O, I) that maps one hidden activation to another: no embedding, no
+    head. Some optimizers treat these alone as matrices."""
     version: int = 0
 
     @property
@@ -231,6 +234,15 @@ class OpOffer:
         return self.accepts(site)
 
 
+class Peak(NamedTuple):
+    """The fastest multiply that a backend is capable of: all operands in the first cache."""
+
+    run: Callable[[], None]
+    """multiplies for some milliseconds, on all threads, in the backend's precision"""
+    operations: float
+    """floating-point operations of a run; an addition and a multiplication are two"""
+
+
 @dataclass(frozen=True)
 class Backend:
     """A built backend.
@@ -239,6 +251,8 @@ class Backend:
     it is (the operands are those of `linear`). flat: loops over flat buffers, see
     `splitbit_kit.api.learning.FlatOps`. precision: what was chosen, never "auto". own_threads:
     whether it keeps threads that wait for work; backends behind it in the chain then get one.
+    hear: is given whom to tell, in lines, what keeps the user waiting in a first run, such as
+    compiling.
     """
 
     ops: Mapping[str, OpOffer]
@@ -246,6 +260,8 @@ class Backend:
     precision: str
     notes: str = ""
     own_threads: bool = False
+    peak: Callable[[], Peak] | None = None
+    hear: Callable[[Callable[[str], None]], None] | None = None
 
 
 @dataclass(frozen=True)

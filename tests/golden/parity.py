@@ -21,6 +21,7 @@ from splitbit_kit.models.decoder import parameter_specs
 Array = np.ndarray[Any, np.dtype[Any]]
 
 RECORDED = Path(__file__).with_name("parity.json")
+AUTOCAST = Path(__file__).with_name("autocast.json")
 PEAK_LR, WARMUP_STEPS = 1e-3, 10
 BETAS, EPS, WEIGHT_DECAY, GRAD_CLIP = (0.9, 0.99), 1e-8, 0.1, 1.0
 VOCABULARY = 65

@@ -253,6 +253,23 @@ def test_a_file_that_is_a_link_or_open_to_others_is_not_read(base: Path) -> None
         module._opened(file)
 
 
+def test_a_folder_that_cannot_be_written_means_uncached_and_said(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    module._safe_folder()
+    monkeypatch.setattr(module.tempfile, "TemporaryFile", refuse)
+    for each in (module.ccallback, module.dispatcher):  # to be put back afterwards
+        monkeypatch.setattr(each, "FunctionCache", each.FunctionCache)
+    said = module.use_safe_cache.__wrapped__()
+    assert said.startswith("compiled kernels are not kept: ")
+    assert "Read-only file system; set SPLITBIT_CACHE" in said
+    made = module.ccallback.FunctionCache(cache_folder)  # any function of ours
+    assert isinstance(made, module.caching.NullCache)
+
+
 def test_few_folders_are_kept(base: Path) -> None:
     folder = module._safe_folder()
     for age in range(1, 9):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import splitbit_numpy_backend
-from splitbit_kit.api import OPS, Backend, Context, Hardware, LowRank, Param, Site, SplitbitError
+from splitbit_kit.api import OPS, Backend, Context, Hardware, LowRank, Param, Site
 from splitbit_kit.compute import Compute
 from splitbit_kit.engine.optable import OpTable, operand_kind
 from splitbit_kit.engine.params import ParameterStore
@@ -199,40 +199,6 @@ def test_what_is_declined() -> None:
     assert reason("attention_block", *block, train=False, dropout=0.0) is None
     declined = reason("attention_block", *block, train=False, dropout=0.1)
     assert declined == "dropout does not go with a cache"
-
-
-@pytest.mark.parametrize(
-    ("name", "operands", "static", "message"),
-    [
-        ("linear", [array(2, 5), param("w", 3, 4), None], {}, "w takes rows of 4, not 5"),
-        ("swiglu", [array(2, 5), array(2, 4)], {}, "differ in shape"),
-        ("rotary", [array(1, 6), integers(0)], {"heads": 2, "base": 1e4}, "even size"),
-        ("rotary", [array(1, 4), integers(-1)], {"heads": 2, "base": 1e4}, "negative"),
-        ("cross_entropy", [array(2, 5), integers(0)], {}, "1 targets for 2 rows"),
-        (
-            "attention",
-            [array(2, 4), array(2, 4), array(2, 2), integers(0, 2), None],
-            {"heads": 2, "kv_heads": 2},
-            "do not fit",
-        ),
-        (
-            "attention",
-            [array(2, 4), array(2, 4), array(2, 4), integers(0, 3), None],
-            {"heads": 2, "kv_heads": 2},
-            "starts must rise from 0 to 2",
-        ),
-    ],
-)
-def test_wrong_operands_are_errors(name: str, operands: Any, static: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        NUMBA["fp32"].ops[name].op.forward(context(), *operands, **static)
-
-
-def test_targets_out_of_range_are_errors() -> None:
-    for wrong in (-1, 5):
-        with pytest.raises(SplitbitError, match=f"id {wrong} is outside the vocabulary of 5"):
-            op = NUMBA["fp32"].ops["cross_entropy"].op
-            op.forward(context(), array(1, 5), integers(wrong))
 
 
 # ---- generation

@@ -10,7 +10,7 @@ import pytest
 
 import splitbit_numpy_backend
 from splitbit_kit.api import Context, Hardware, Optimizer, SplitbitError
-from splitbit_kit.bundled.optimizers import SGD, AdamW
+from splitbit_kit.bundled.optimizers import SGD, Adafactor, AdamW, Lion, Muon
 from splitbit_kit.engine.optable import OpTable
 from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.engine.workspace import BufferPool
@@ -28,6 +28,9 @@ CASES = {
     "untied": ModelConfig("gpt2", layers=1, heads=2, width=36, context=64, tied=False),
     "llama": ModelConfig("llama", layers=2, heads=4, kv_heads=2, width=40, hidden=56, context=64),
 }
+CASES["untied-dropout"] = replace(CASES["untied"], dropout=0.2)
+CASES["llama-dropout"] = replace(CASES["llama"], dropout=0.1)  # which is tied
+ODD = ModelConfig("llama", layers=3, heads=1, width=50, hidden=70, context=64, tied=False)
 
 
 def batches(seed: int = 0) -> list[Batch]:
@@ -47,6 +50,7 @@ def learner(
     precision: str = "fp32",
     threads: int = 2,
     optimizer: Optimizer | None = None,
+    rate: float = 1e-2,
 ) -> Learner:
     builders = {"numpy": splitbit_numpy_backend.build, "numba": table.build}
     chain = [
@@ -62,7 +66,7 @@ def learner(
         OpTable(chain, train=True),
         ctx,
         optimizer or AdamW(),
-        lambda step: 1e-2,
+        lambda step: rate,
     )
 
 
@@ -71,7 +75,7 @@ def error(a: Any, b: Any) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("precision", "bound"), [("fp32", 2e-5), ("bf16", 2e-2)])
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16", 1e-2)])
 def test_gradients_are_numpys(case: str, precision: str, bound: float) -> None:
     ours = learner(CASES[case], "numba", "numpy", precision=precision)
     assert set(ours.origins.values()) == {"numba"}
@@ -86,24 +90,40 @@ def test_gradients_are_numpys(case: str, precision: str, bound: float) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_threads_change_no_bit(precision: str) -> None:
-    one = learner(CASES["llama"], "numba", "numpy", precision=precision, threads=1)
-    two = learner(CASES["llama"], "numba", "numpy", precision=precision, threads=2)
-    for step in range(4):
-        assert one.step(step, batches(step)) == two.step(step, batches(step))
-    assert one.params.values.tobytes() == two.params.values.tobytes()
+@pytest.mark.parametrize("case", ["gpt2", "llama-dropout"])
+def test_neither_runs_nor_threads_change_a_bit(case: str, precision: str) -> None:
+    results = []
+    for threads in (1, 2, 2, 3):
+        run = learner(CASES[case], "numba", "numpy", precision=precision, threads=threads)
+        losses = [run.step(step, batches(step)).loss for step in range(4)]
+        results.append((losses, run.params.values.tobytes()))
+    assert all(result == results[0] for result in results)
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama"])
 def test_a_curve_is_numpys(case: str) -> None:
-    ours = learner(CASES[case], "numba", "numpy")
-    theirs = learner(CASES[case], "numpy")
+    """At worst 4e-6 is seen, as between NumPy's own fp32 and fp64.
+
+    At a rate of 1e-2 all three part after 40 steps: training these random tokens is chaotic there.
+    """
+    ours = learner(CASES[case], "numba", "numpy", rate=3e-3)
+    theirs = learner(CASES[case], "numpy", rate=3e-3)
     losses = []
-    for step in range(20):
-        a, b = (side.step(step, batches(step % 3)) for side in (ours, theirs))
-        assert a.loss == pytest.approx(b.loss, rel=1e-4)
+    for step in range(100):
+        a, b = (side.step(step, batches(step % 10)) for side in (ours, theirs))
+        assert a.loss == pytest.approx(b.loss, rel=1e-4), step
         losses.append(a.loss)
     assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_five_hundred_steps_of_an_odd_model_stay_finite(precision: str) -> None:
+    """One head of 50 columns, 61 ids, ragged and empty sequences: none is a multiple of a block."""
+    run = learner(ODD, "numba", "numpy", precision=precision)
+    outcomes = [run.step(step, batches(step % 7)) for step in range(500)]
+    assert np.isfinite([(o.loss, o.grad_norm) for o in outcomes]).all()
+    assert np.isfinite(run.params.values).all()
+    assert outcomes[-1].loss < 0.5 * outcomes[0].loss
 
 
 def test_a_shadow_made_stale_by_another_update_is_renewed() -> None:
@@ -130,7 +150,7 @@ def test_ids_out_of_range_are_errors() -> None:
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama"])
-@pytest.mark.parametrize(("precision", "bound"), [("fp32", 2e-5), ("bf16", 2e-2)])
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16", 1e-2)])
 def test_dropout_is_numpys(case: str, precision: str, bound: float) -> None:
     config = replace(CASES[case], dropout=0.2)
     ours = learner(config, "numba", "numpy", precision=precision)
@@ -153,6 +173,76 @@ def test_sgd_is_numpys(precision: str, momentum: float) -> None:
         ours.step(step, batches(step))
         theirs.step(step, batches(step))
     assert error(ours.params.values, theirs.params.values) < {"fp32": 1e-5, "bf16": 1e-3}[precision]
+
+
+OTHERS = pytest.mark.parametrize("build", [Lion, Muon, Adafactor])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@OTHERS
+def test_other_optimizers_are_numpys(build: Any, precision: str) -> None:
+    ours = learner(CASES["llama"], "numba", "numpy", precision=precision, optimizer=build())
+    theirs = learner(CASES["llama"], "numpy", optimizer=build())
+    start = ours.params.values.copy()
+    for step in range(3):
+        ours.step(step, batches(step))
+        theirs.step(step, batches(step))
+    # signs of gradients next to 0 are either: of what was moved, not of what there is
+    moved = error(ours.params.values - start, theirs.params.values - start)
+    assert moved < {"fp32": 0.05, "bf16": 0.5}[precision]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@OTHERS
+def test_no_thread_changes_a_bit_of_them(build: Any, precision: str) -> None:
+    results = []
+    for threads in (1, 2, 3):
+        run = learner(
+            CASES["gpt2"], "numba", "numpy", precision=precision, threads=threads, optimizer=build()
+        )
+        for step in range(3):
+            run.step(step, batches(step))
+        state = {name: array.tobytes() for name, array in run.state.items()}
+        results.append((run.params.values.tobytes(), state))
+    assert results[0] == results[1] == results[2]
+
+
+@OTHERS
+def test_the_shadows_are_those_of_the_new_values(build: Any) -> None:
+    """A gradient by shadows that an optimizer renewed is that by shadows made anew."""
+    ours = learner(CASES["llama"], "numba", "numpy", precision="bf16", optimizer=build())
+    ours.step(0, batches())
+    fresh = learner(CASES["llama"], "numba", "numpy", precision="bf16")
+    fresh.params.values[:] = ours.params.values
+    fresh.params.updated()
+    assert ours.gradients(1, batches()) == fresh.gradients(1, batches())
+    assert ours.grads.flat.tobytes() == fresh.grads.flat.tobytes()
+
+
+def test_numpy_has_every_loop_too() -> None:
+    """So that it closes the chain of a backend that lacks some."""
+    ours, theirs = (
+        table.build(HARDWARE, "fp32", 1),
+        splitbit_numpy_backend.build(HARDWARE, "fp32", 1),
+    )
+    assert ours.flat.keys() <= theirs.flat.keys()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (16, 48), (48, 16), (33, 100), (130, 65)])
+@pytest.mark.parametrize("steps", [1, 4, 5])
+def test_orthogonalize_is_numpys(shape: tuple[int, int], steps: int) -> None:
+    x = np.random.default_rng(3).standard_normal(shape)
+    splitbit_numpy_backend.build(HARDWARE, "fp64", 1).flat["orthogonalize"](
+        expected := x.copy(), steps=steps
+    )
+    for precision, bound in (("fp32", 3e-6), ("bf16", 3e-2)):
+        bits = set()
+        for threads in (1, 2, 3):
+            found = x.astype(np.float32)
+            table.build(HARDWARE, precision, threads).flat["orthogonalize"](found, steps=steps)
+            assert error(found, expected) < bound
+            bits.add(found.tobytes())
+        assert len(bits) == 1
 
 
 def test_other_precisions_are_refused() -> None:

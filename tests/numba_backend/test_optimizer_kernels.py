@@ -93,6 +93,36 @@ def test_sgd(size: int, momentum: float) -> None:
             assert found.tobytes() == bits
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_lion(size: int) -> None:
+    values, grads, start, _ = case(size)
+    start[::5] = grads[::5] = 0  # 0 has no sign
+    factors = (0.9, 1 - 0.9, 0.99, 1 - 0.99, OPTIONS["lr"], 1 - OPTIONS["lr"] * 0.1)
+    for decayed in splits(size):
+        expected, em = Flat(values, decayed), start.astype(np.float64)
+        flat.lion(expected, grads, em, beta1=0.9, beta2=0.99, **OPTIONS)  # type: ignore[arg-type]
+        for threads, dtype in ((1, BF16), (2, BF16), (3, F32)):
+            found, moved = place(values), place(start)
+            shadow = shadow_of(size, dtype)
+            numbers = (size, decayed, OPTIONS["grad_scale"], *factors)
+            run(optimizers.lion, threads, found, grads, moved, shadow, *numbers)
+            np.testing.assert_allclose(found, expected.values, rtol=1e-6, atol=3e-7)
+            np.testing.assert_allclose(moved, em, rtol=1e-6, atol=3e-7)
+            if dtype == BF16:
+                np.testing.assert_array_equal(shadow, found.astype(BF16))
+            if threads == 1:
+                bits = found.tobytes() + moved.tobytes()
+            assert found.tobytes() + moved.tobytes() == bits
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_the_sign_of_what_is_not_finite_is_numpys(bad: float) -> None:
+    values, m = place(np.ones(17)), place(np.zeros(17))
+    grads = place(np.full(17, bad))
+    run(optimizers.lion, 1, values, grads, m, null(BF16), 17, 0, 1.0, 0.9, 0.1, 0.9, 0.1, 1.0, 1.0)
+    np.testing.assert_array_equal(values, 1 - np.sign(np.full(17, bad)))
+
+
 def test_gaps_between_parameters_stay_zero() -> None:
     values, grads, m, v = (place(np.zeros(17)) for _ in range(4))
     factors = optimizers.adamw_factors(step=1, **OPTIONS, **ADAMW)

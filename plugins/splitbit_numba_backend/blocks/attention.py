@@ -59,7 +59,6 @@ from splitbit_numba_backend.runtime import (
     Program,
     Runtime,
     address,
-    check_starts,
     float_word,
     padded,
     target,
@@ -312,7 +311,6 @@ class AttentionBlock:
         run, item = self.runtime, self.runtime.item
         rows, width = x.shape
         size = wq.shape[0] // heads
-        check_starts("attention_block", starts, rows)
         longest = int(np.diff(starts).max(initial=0))
         normed_stride, mixed_stride = padded(width), padded(heads * size)
         k_at = mixed_stride
@@ -339,8 +337,6 @@ class AttentionBlock:
         )
         angles = NULL
         if rotary_base is not None and rows:
-            if positions.min() < 0:
-                raise ValueError("attention_block: positions must not be negative")
             angles = run.angles(size, rotary_base, int(positions.max()))
         args = [
             run.control, run.scratch(nbytes), nbytes, rows, width, normed_stride, heads, kv_heads,

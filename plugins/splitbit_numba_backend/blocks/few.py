@@ -26,7 +26,6 @@ from splitbit_numba_backend.runtime import (
     Program,
     Runtime,
     address,
-    check_starts,
     float_word,
 )
 from splitbit_numba_backend.simd.pointers import (
@@ -262,12 +261,9 @@ class CachedAttention:
         run, item, (rows, width) = self.runtime, self.runtime.item, x.shape
         wide, narrow = wq.shape[0], wk.shape[0]
         size = wide // heads
-        check_starts("attention_block", starts, rows)
-        check_cache(cache, len(starts) - 1, kv_heads, size)
+        check_cache(cache, len(starts) - 1, kv_heads, size, item)
         angles = NULL
         if rotary_base is not None:
-            if positions.min() < 0:
-                raise ValueError("attention_block: positions must not be negative")
             angles = run.angles(size, rotary_base, int(positions.max()))
         grown = cache.grown(starts)
         nbytes = cached_scratch(int(grown.max()), size, heads // kv_heads, item)

@@ -44,7 +44,6 @@ from splitbit_numba_backend.runtime import (
     Program,
     Runtime,
     address,
-    check_ids,
     float_word,
     padded,
     target,
@@ -181,7 +180,6 @@ class HeadLoss:
         run, item = self.runtime, self.runtime.item
         rows, width = x.shape
         vocabulary = head.shape[0]
-        check_ids("head_loss", targets, vocabulary)
         stride, wide = padded(width), padded(vocabulary)
         chunk = max(32, LOGIT_BYTES // (4 * wide) // 32 * 32)
         memory = Memory()

@@ -25,8 +25,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba.extending import register_jitable
 
+from splitbit_numba_backend.compiler import helper
 from splitbit_numba_backend.kernels.packing import (
     copy_block,
     pack_columns,
@@ -35,8 +35,9 @@ from splitbit_numba_backend.kernels.packing import (
     padded_units,
 )
 from splitbit_numba_backend.kernels.shares import ONE, ZERO, Pointer, inline, kernel
+from splitbit_numba_backend.simd.debug import finite
 from splitbit_numba_backend.simd.features import PATH
-from splitbit_numba_backend.simd.math import exp
+from splitbit_numba_backend.simd.math import exp_below
 from splitbit_numba_backend.simd.pointers import (
     address,
     float32_pointer,
@@ -85,20 +86,20 @@ TALL = np.intp(max(-(-32 // chosen(PATH, size).rows) * chosen(PATH, size).rows f
 LOWEST = np.float32(-np.inf)
 
 
-@register_jitable
+@helper
 def padded(count: int) -> int:
     """Return `count` rounded up to whole blocks."""
     return (count + BLOCK - 1) // BLOCK * BLOCK
 
 
-@register_jitable
+@helper
 def packed_elements(longest: int, size: int) -> int:
     """Return the elements of packed keys and values, those after them for whole tiles included."""
     steps = (longest + KEYS - 1) // KEYS
     return (padded(longest) + TALL) * padded(size) + (steps * padded(size) + TALL) * KEYS
 
 
-@register_jitable
+@helper
 def forward_scratch(longest: int, size: int, item: int) -> int:
     """Return the bytes that a thread needs when no sequence has more than `longest` keys.
 
@@ -109,7 +110,7 @@ def forward_scratch(longest: int, size: int, item: int) -> int:
     return int(item * read + 4 * BLOCK * (KEYS + TALL + width + TALL + 2))
 
 
-@register_jitable
+@helper
 def backward_scratch(longest: int, size: int, item: int) -> int:
     """Return the bytes that a thread needs when no sequence has more than `longest` rows.
 
@@ -210,13 +211,13 @@ def dot(x: Pointer, y: Pointer, size: int) -> float:
 # ---- whose work is whose
 
 
-@register_jitable
+@helper
 def work(rows: int, past: int) -> int:
     """Return what a head of a sequence costs: its scores, and something for each row."""
     return rows * (past + (rows + 1) // 2 + BLOCK)
 
 
-@register_jitable
+@helper
 def owner(before: int, cost: int, whole: int, threads: int) -> int:
     """Return the thread in whose share of the whole work the middle of this piece lies."""
     return min(threads - 1, threads * (2 * before + cost) // max(1, 2 * whole))
@@ -344,6 +345,7 @@ def attend(
                 if address(lse) != 0:
                     value = get(tops, r) + np.float32(math.log(get(totals, r)))
                     put(lse, (row + r) * lse_stride + head, value)
+                    finite(value, row + r)
 
 
 @kernel
@@ -366,8 +368,8 @@ def weigh(
     new = maximum(old, high * splat(scale))
     added = splat(ZERO)
     for key in range(0, many, 2):
-        x = exp(load(scores, key * BLOCK) * splat(scale) - new)
-        y = exp(load(scores, key * BLOCK + BLOCK) * splat(scale) - new)
+        x = exp_below(load(scores, key * BLOCK) * splat(scale) - new)
+        y = exp_below(load(scores, key * BLOCK + BLOCK) * splat(scale) - new)
         if key + 1 > last:
             x, y = rest(x, key - last, ZERO), rest(y, key + 1 - last, ZERO)
         added = added + (x + y)
@@ -380,7 +382,7 @@ def weigh(
     if fresh:
         store(totals, 0, added)
         return
-    shrink = exp(old - new)
+    shrink = exp_below(old - new)
     store(totals, 0, load(totals, 0) * shrink + added)
     if largest(new - old) > 0:
         for r in range(width):
@@ -611,7 +613,7 @@ def differentiate(
     for r in range(BLOCK):
         for c in range(skip, stop, LANES):
             i = r * wide + c
-            x = exp(load(scores, i) * scale - load(lses, c))
+            x = exp_below(load(scores, i) * scale - load(lses, c))
             d = x * (load(dp, i) - load(deltas, c)) * scale
             hidden = diagonal + r - c
             if hidden > 0:

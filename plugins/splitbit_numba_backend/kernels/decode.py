@@ -16,8 +16,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numba.extending import register_jitable
 
+from splitbit_numba_backend.compiler import helper
 from splitbit_numba_backend.kernels.attention import (
     BLOCK,
     LOWEST,
@@ -34,7 +34,7 @@ from splitbit_numba_backend.kernels.attention import (
 )
 from splitbit_numba_backend.kernels.packing import copy_block, pack_transposed
 from splitbit_numba_backend.kernels.shares import ONE, ZERO, Pointer, kernel
-from splitbit_numba_backend.simd.math import exp
+from splitbit_numba_backend.simd.math import exp_below
 from splitbit_numba_backend.simd.pointers import (
     address,
     float32_pointer,
@@ -68,7 +68,7 @@ class Cache:
         head_size: int,
         dtype: Any = np.float32,
     ) -> None:
-        """`dtype` is that of storage: float32, or ml_dtypes.bfloat16, half of it."""
+        """`dtype` is that of storage: float32, or two bytes for the bits of a bfloat16."""
         blocks = padded(capacity) // BLOCK
         columns = -(-head_size // LANES) * LANES  # values are read in whole vectors
         self.k = np.zeros((sequences, kv_heads, blocks, head_size, BLOCK), dtype)
@@ -103,11 +103,13 @@ class Cache:
         self.lengths = grown
 
     def truncate(self, length: int) -> None:
-        """Forget every token from `length` on, in every sequence."""
+        """Forget every token from `length` on, in every sequence. ValueError: it is negative."""
+        if length < 0:
+            raise ValueError(f"a cache cannot be cut to {length} tokens; 0 or more are expected")
         self.lengths = np.minimum(self.lengths, np.int32(length))
 
 
-@register_jitable
+@helper
 def cached_scratch(longest: int, size: int, group: int, item: int) -> int:
     """Return the bytes that a thread needs for at most `longest` keys, those of the rows included.
 
@@ -293,7 +295,7 @@ def soften(scores: Pointer, scale: float, seen: int) -> float:
     top = splat(largest(high) * scale)  # a NaN may be missed here, but its exponential is a NaN
     added = splat(ZERO)
     for key in range(0, seen, LANES):
-        x = first(exp(load(scores, key) * splat(scale) - top), seen - key, ZERO)
+        x = first(exp_below(load(scores, key) * splat(scale) - top), seen - key, ZERO)
         added = added + x
         store(scores, key, x)
     return total(added)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from splitbit_numba_backend.kernels.shares import ONE, ZERO, Pointer, clear, kernel, share
+from splitbit_numba_backend.simd.debug import finite
 from splitbit_numba_backend.simd.math import exp
 from splitbit_numba_backend.simd.pointers import address, get, load_first, put, store_first
 from splitbit_numba_backend.simd.vector import LANES, largest, maximum, splat, total
@@ -48,6 +49,7 @@ def cross_entropy(
         loss = np.log(mass) - (get(row, target) - top)
         if address(nll) != 0:
             put(nll, r, loss)
+            finite(loss, r)
         if address(dlogits) != 0:
             gradient, weight = dlogits + r * ldd, get(weights, r)
             factor = splat(weight / mass)

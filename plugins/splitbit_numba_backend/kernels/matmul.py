@@ -33,8 +33,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba.extending import register_jitable
-
+from splitbit_numba_backend.compiler import helper, shared
 from splitbit_numba_backend.kernels.activations import (
     gelu_of,
     gelu_slope,
@@ -184,19 +183,19 @@ def finish_float32(
             store_first(out, r * stride + c, s, count - c)
 
 
-@register_jitable
+@helper
 def layer_units(units: int, kind: int) -> int:
     """Return how deep a panel is: the whole sum, unless that goes over the tokens of a batch."""
     return min(units, LAYER) if kind == COLUMNS_BY_COLUMNS else units
 
 
-@register_jitable
+@helper
 def panels_at_once(units: int) -> int:
     """Return how many panels of that depth are packed at a time."""
     return min(PANELS, max(1, PANEL_BYTES // (units * 4 * COLUMNS)))
 
 
-@register_jitable
+@helper
 def scratch_bytes(kind: int, depth: int, item: int) -> int:
     """Return the bytes a thread needs, about 1.2 MB or one panel.
 
@@ -206,7 +205,7 @@ def scratch_bytes(kind: int, depth: int, item: int) -> int:
     return PANELS_AT + panels_at_once(units) * 4 * COLUMNS * units
 
 
-@register_jitable
+@helper
 def split(threads: int, blocks: int, panels: int, packing: int) -> int:
     """Return among how many threads to divide the rows; the panels go among threads // that many.
 
@@ -224,7 +223,7 @@ def split(threads: int, blocks: int, panels: int, packing: int) -> int:
     return best
 
 
-@kernel
+@shared
 def multiply(
     thread: int, threads: int, kind: int, left: Pointer, left_stride: int, right: Pointer,
     right_stride: int, rows: int, columns: int, depth: int, epilogue: Epilogue, scratch: int,
@@ -274,13 +273,13 @@ def multiply(
     end(left)
 
 
-@register_jitable
+@helper
 def block_rows(left: Pointer) -> int:
     """Return how many rows a block has: whole tiles."""
     return ROWS // tile_rows(left) * tile_rows(left)
 
 
-@register_jitable
+@helper
 def part(
     thread: int, threads: int, rows: int, columns: int, height: int, packing: int
 ) -> tuple[int, int, int, int]:

@@ -17,8 +17,8 @@ rows `ld` elements apart and zeros beyond the width.
 from __future__ import annotations
 
 import numpy as np
-from numba.extending import register_jitable
 
+from splitbit_numba_backend.compiler import helper
 from splitbit_numba_backend.kernels.shares import (
     ONE,
     ZERO,
@@ -29,6 +29,7 @@ from splitbit_numba_backend.kernels.shares import (
     kernel,
     share,
 )
+from splitbit_numba_backend.simd.debug import finite
 from splitbit_numba_backend.simd.pointers import (
     address,
     get,
@@ -43,13 +44,13 @@ from splitbit_numba_backend.simd.vector import LANES, splat, total
 UNIT = 8  # rows; a chunk has a multiple of this
 
 
-@register_jitable
+@helper
 def partial_elements(rows: int, width: int) -> int:
     """Return the float32 elements that `norm_backward` needs in `partials`."""
     return chunk_count(rows, UNIT) * 2 * _stride(width)
 
 
-@register_jitable
+@helper
 def _stride(width: int) -> int:
     """Return the width in whole vectors."""
     return (width + LANES - 1) // LANES * LANES
@@ -89,6 +90,7 @@ def norm_forward(
             squares = squares + centred * centred
         scale = ONE / np.sqrt(total(squares) * inverse_width + np.float32(eps))
         put(rstd, r, scale)
+        finite(scale, r)
         for c in range(0, width, LANES):
             n = width - c
             value = (load_first(row, c, n, ZERO) - splat(centre)) * splat(scale)

@@ -25,6 +25,7 @@ from splitbit_numba_backend.simd.vector import (
     first,
     no_sums,
     root,
+    sign,
     splat,
     total,
 )
@@ -117,6 +118,39 @@ def adamw(
         value = load_first(values, i, n, ZERO) * decay - change
         store_first(m, i, mean, n)
         store_first(v, i, square, n)
+        store_first(values, i, value, n)
+        if address(shadow) != 0:
+            store_first(shadow, i, value, n)
+
+
+@kernel
+def lion(
+    thread: int,
+    threads: int,
+    values: Pointer,  # (P,) float32, as are grads and m
+    grads: Pointer,
+    m: Pointer,
+    shadow: Pointer,  # (P,) bfloat16, or null
+    count: int,
+    decayed: int,
+    grad_scale: float,
+    beta1: float,
+    rest1: float,  # 1 - beta1
+    beta2: float,
+    rest2: float,  # 1 - beta2
+    lr: float,
+    keep: float,  # 1 - lr weight_decay, for the first `decayed` entries
+) -> None:
+    """Update values and m, and write the shadow."""
+    start, stop = share(thread, threads, count, LANES)
+    for i in range(start, stop, LANES):
+        n = stop - i
+        g = load_first(grads, i, n, ZERO) * splat(grad_scale)
+        mean = load_first(m, i, n, ZERO)
+        direction = sign(splat(beta1) * mean + splat(rest1) * g)
+        decay = first(splat(keep), min(max(decayed - i, 0), LANES), ONE)
+        value = load_first(values, i, n, ZERO) * decay - splat(lr) * direction
+        store_first(m, i, splat(beta2) * mean + splat(rest2) * g, n)
         store_first(values, i, value, n)
         if address(shadow) != 0:
             store_first(shadow, i, value, n)

@@ -8,8 +8,7 @@ there; nothing beyond a matrix is read.
 
 from __future__ import annotations
 
-from numba.extending import register_jitable
-
+from splitbit_numba_backend.compiler import helper
 from splitbit_numba_backend.kernels.shares import ZERO, Pointer, kernel
 from splitbit_numba_backend.simd.pointers import load_first, store
 from splitbit_numba_backend.simd.tiles import (
@@ -25,7 +24,7 @@ from splitbit_numba_backend.simd.tiles import (
 EDGE_BYTES = 2048
 
 
-@register_jitable
+@helper
 def padded_units(depth: int, per_unit: int) -> int:
     """Return the units of a panel: those that `depth` elements need, in whole steps."""
     step = STEP * per_unit

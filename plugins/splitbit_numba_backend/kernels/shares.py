@@ -11,14 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
-from numba.extending import register_jitable
 
+from splitbit_numba_backend.compiler import helper, inline, kernel  # noqa: F401 (all take them from here)
 from splitbit_numba_backend.simd.pointers import store_first
 from splitbit_numba_backend.simd.vector import LANES, splat
-
-kernel = njit(nogil=True, error_model="numpy")
-inline = njit(nogil=True, error_model="numpy", forceinline=True)
 
 Pointer = Any  # a simd.pointers.Pointer, which only compiled code sees
 Vector = Any  # a simd.vector.Vector
@@ -28,7 +24,7 @@ ZERO, ONE = np.float32(0), np.float32(1)
 CHUNKS = 64  # at most: enough for any number of cores here, and few enough to add up at once
 
 
-@register_jitable
+@helper
 def share(thread: int, threads: int, count: int, unit: int) -> tuple[int, int]:
     """Return the first and the stop of one thread's share of `count`, in whole units if possible.
 
@@ -38,13 +34,13 @@ def share(thread: int, threads: int, count: int, unit: int) -> tuple[int, int]:
     return units * thread // threads * unit, min(units * (thread + 1) // threads * unit, count)
 
 
-@register_jitable
+@helper
 def chunk_size(count: int, unit: int) -> int:
     """Return how many of `count` things make a chunk: whole units, so that there are CHUNKS."""
     return max(1, (count + CHUNKS * unit - 1) // (CHUNKS * unit)) * unit
 
 
-@register_jitable
+@helper
 def chunk_count(count: int, unit: int) -> int:
     """Return how many chunks there are, at most CHUNKS."""
     size = chunk_size(count, unit)

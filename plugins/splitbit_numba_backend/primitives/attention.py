@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from splitbit_kit.api import Context, Gradients
@@ -21,7 +20,7 @@ from splitbit_numba_backend.kernels.attention import (
 from splitbit_numba_backend.kernels.decode import Cache, cached_attention, cached_scratch
 from splitbit_numba_backend.kernels.pointwise import convert
 from splitbit_numba_backend.kernels.shares import Pointer, kernel
-from splitbit_numba_backend.runtime import Program, Runtime, address, check_starts
+from splitbit_numba_backend.runtime import Program, Runtime, address
 from splitbit_numba_backend.simd.pointers import (
     argument,
     bfloat16_pointer,
@@ -174,7 +173,7 @@ class Attention:
         self, *, sequences: int, capacity: int, kv_heads: int, head_size: int, dtype: Any
     ) -> Cache:
         """Return an empty cache, in storage: `dtype`, that of arrays between ops, is float32."""
-        kind = ml_dtypes.bfloat16 if self.runtime.precision == "bf16" else np.float32
+        kind = np.uint16 if self.runtime.precision == "bf16" else np.float32  # bits of bfloat16
         return Cache(
             sequences=sequences, capacity=capacity, kv_heads=kv_heads, head_size=head_size,
             dtype=kind,
@@ -192,12 +191,9 @@ class Attention:
         heads: int,
         kv_heads: int,
     ) -> tuple[Array, Any]:
-        """Return the mixed values (N, H * D). ValueError: shapes differ, or the cache is full."""
+        """Return the mixed values (N, H * D). ValueError: the cache is full."""
         run, (rows, wide) = self.runtime, q.shape
         size = wide // heads
-        if k.shape != (rows, kv_heads * size) or v.shape != k.shape:
-            raise ValueError(f"attention: q {q.shape}, k {k.shape} and v {v.shape} do not fit")
-        check_starts("attention", starts, rows)
         out = ctx.workspace.take(q.shape, q.dtype)
         lse = ctx.workspace.take((rows, heads if cache is None else 0), q.dtype)
         stored = self._stored(ctx, q, k, v, out)
@@ -216,8 +212,9 @@ class Attention:
 
     def _attend_cached(self, cache: Cache, starts: Array, where: tuple[int, ...]) -> None:
         rows, heads, kv_heads, size, sequences = where[:5]
-        check_cache(cache, sequences, kv_heads, size)
-        run, grown = self.runtime, cache.grown(starts)
+        run = self.runtime
+        check_cache(cache, sequences, kv_heads, size, run.item)
+        grown = cache.grown(starts)
         nbytes = cached_scratch(int(grown.max(initial=0)), size, heads // kv_heads, run.item)
         held = (address(cache.lengths), address(cache.k), address(cache.v), cache.blocks)
         if rows:
@@ -246,9 +243,11 @@ class Attention:
         return tuple(ctx.workspace.take(x.shape, np.uint16) for x in arrays)
 
 
-def check_cache(cache: Cache, sequences: int, kv_heads: int, size: int) -> None:
-    """Raise ValueError unless the cache is one of ours, for these sequences and heads."""
+def check_cache(cache: Cache, sequences: int, kv_heads: int, size: int, item: int) -> None:
+    """Raise ValueError unless the cache is one of ours, for these sequences, heads and storage."""
     if not isinstance(cache, Cache):
         raise ValueError(f"attention: {type(cache).__name__} is the cache of another backend")
     if cache.k.shape[:2] != (sequences, kv_heads) or cache.head_size != size:
         raise ValueError("attention: the cache was made for other sequences or heads")
+    if cache.k.itemsize != item:
+        raise ValueError("attention: the cache was made for another precision")

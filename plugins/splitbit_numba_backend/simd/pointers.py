@@ -8,7 +8,8 @@
     store_first(x, i, v, n)             the first min(n, 16) lanes; what lies beyond is not touched
 
 bfloat16 is widened on the way in and rounded to nearest, ties to even, on the way out (a NaN stays
-one). Nothing is checked here: an address reaches a kernel only after the checks in `ops`.
+one). Nothing is checked here, but in debug mode (`simd.debug`): an address reaches a kernel only
+after the checks in `border`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from numba.core.typing import signature
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
+from splitbit_numba_backend.simd.debug import DEBUG, inside
 from splitbit_numba_backend.simd.vector import (
     F32,
     F64,
@@ -136,10 +138,27 @@ def local(elements: int) -> Any:
     return intrinsic(scratch)
 
 
-def place(builder: Any, base: Any, index: Any, element: ir.Type, kind: ir.Type) -> Any:
-    """Return the LLVM pointer (to `kind`) to element `index` from an integer address."""
+def place(
+    builder: Any, base: Any, index: Any, element: ir.Type, kind: ir.Type, count: Any = None
+) -> Any:
+    """Return the LLVM pointer (to `kind`) to element `index` from an integer address.
+
+    count: how many elements are meant, if not a whole `kind` (16 lanes); it may be below 0 or more.
+    """
+    if DEBUG:
+        size = ir.Constant(I64, _SIZES[str(element)])
+        nbytes = builder.mul(ir.Constant(I64, getattr(kind, "count", 1)), size)
+        if count is not None:
+            part = builder.mul(count, size)
+            nbytes = builder.select(builder.icmp_signed("<", part, nbytes), part, nbytes)
+        start = builder.add(base, builder.mul(index, size))
+        return builder.inttoptr(inside(builder, start, nbytes, index), kind.as_pointer())
     start = builder.inttoptr(base, element.as_pointer())
     return builder.bitcast(builder.gep(start, [index]), kind.as_pointer())
+
+
+_SIZES = {"i16": 2, "i32": 4, "i64": 8, "float": 4, "double": 8}
+"""bytes of an element, by LLVM's name"""
 
 
 def widen(builder: Any, halves: Any) -> Any:
@@ -229,7 +248,7 @@ def load_first(typingctx: Any, pointer: Any, index: Any, count: Any, other: Any)
 
     def emit(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
         base, index, count, other = args
-        start = place(b, base, index, lane, lanes)
+        start = place(b, base, index, lane, lanes, count)
         finish = (lambda x: widen(b, x)) if narrow_type else (lambda x: x)
         with b.if_else(b.icmp_signed(">=", count, ir.Constant(I64, LANES))) as (then, otherwise):
             with then:
@@ -257,7 +276,7 @@ def store_first(typingctx: Any, pointer: Any, index: Any, value: Any, count: Any
     def emit(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
         base, index, value, count = args
         value = narrow(b, value) if narrow_type else value
-        start = place(b, base, index, lane, lanes)
+        start = place(b, base, index, lane, lanes, count)
         with b.if_else(b.icmp_signed(">=", count, ir.Constant(I64, LANES))) as (then, otherwise):
             with then:
                 b.store(value, start, align=size)

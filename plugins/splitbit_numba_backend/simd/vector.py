@@ -125,6 +125,16 @@ absolute = unary(
 root = unary("root", lambda b, x: b.call(function(b, "llvm.sqrt.v16f32", V_F32, [V_F32]), [x]))
 
 
+def _sign(builder: Any, x: Any) -> Any:
+    copied = function(builder, "llvm.copysign.v16f32", V_F32, [V_F32, V_F32])
+    # what is neither above nor below 0 stays as it is: a zero, or a NaN
+    moves = builder.fcmp_ordered("!=", x, constant(0))
+    return builder.select(moves, builder.call(copied, [constant(1), x]), x)
+
+
+sign = unary("sign", _sign)
+
+
 def _halves(builder: Any, x: Any, count: int) -> tuple[Any, Any]:
     half = count // 2
     kind = ir.VectorType(I32, half)
