@@ -1,13 +1,9 @@
-"""Time a training step of a backend beside PyTorch's, on this machine, in the same minutes.
+"""A training step beside the machine's limit, and beside PyTorch, in the same minutes.
 
-    python bench/train.py C1 --backend numpy --vs torch
-    python bench/train.py C2 --backend numpy --vs torch --precision fp32 --json
-    python bench/train.py C1 --backend numpy --torch-python ~/torch/bin/python
-
-Every side (ours, and each mode of PyTorch) is a living process, warmed up, and they take turns:
-in each round each works alone for a second or more, and its figure is its least step. So a machine
-that slows down slows both. `ratio` is the median over rounds of peer / ours, above 1 if ours is
-ahead; the peer mode is the one with the lowest median.
+Every side (our step, each mode of PyTorch, the multiplies that show the limit) is a living process,
+warmed up, and they take turns: in each round each works alone for a second or more, and its figure
+is its least step. So a machine that slows down slows all. A ratio is the median over rounds of
+peer / ours, above 1 if ours is ahead; the peer's mode is the one with the lowest median.
 
 A waiting side must not take time from the working one. Threads of a finished parallel region spin
 for a few milliseconds before they sleep, in PyTorch's OpenMP as in OpenBLAS; that is left as it is,
@@ -17,192 +13,269 @@ its threads anew. What waiting costs is measured instead, and reported as `waiti
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from operator import truediv
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from turns import Worker, WorkerError
-
+from splitbit_kit.benchmark.turns import Worker, WorkerError
 from splitbit_kit.models.presets import preset, preset_names
-from splitbit_kit.registry import Registry
+from splitbit_kit.training.machine import processor_name
 
 PREFIX = "bench-"
-HERE = Path(__file__).parent
+PEER = Path(__file__).with_name("torch_peer.py")
 MODES = ("eager", "bf16", "compile", "compile-bf16")
+OURS, LIMIT, PEER_LIMIT = "ours", "limit", "peer limit"
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}  # by precision
+
+Say = Callable[[str], None]
+Task = dict[str, Any]
 
 
-def main() -> None:
-    """Measure what the command line says, and print it."""
-    args = arguments()
-    threads = args.threads or Registry().probe().cores
-    task = {**size(args.size), "threads": threads}
-    tasks = {"ours": {**task, "backend": args.backend, "precision": args.precision}}
-    tasks |= {mode: {**task, "mode": mode} for mode in args.modes or peer_modes(args.precision)}
-    commands = {name: [args.torch_python, str(HERE / "torch_peer.py")] for name in tasks}
-    commands["ours"] = [sys.executable, str(HERE / "ours.py")]
-    sides, errors = measure(commands, tasks, args.rounds, args.seconds)
-    result = {
-        "size": args.size,
-        **summary(list(tasks)[1:], sides, errors),
-        "rounds": args.rounds,
-        "threads": threads,
-        "cpu": cpu_name(),
-    }
-    print(json.dumps(result) if args.json else table(result))
-    if errors:
-        sys.exit(1)
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to compare. peer_python: an interpreter with torch; empty, and there is no peer."""
+
+    size: str
+    backend: str = "auto"
+    precision: str = "auto"
+    threads: int
+    peer_python: str = ""
+    modes: tuple[str, ...] = ()  # of the peer; none: all that may compete
+    rounds: int = 7
+    seconds: float = 1.0  # a side's least work in a round
 
 
-def measure(
-    commands: dict[str, list[str]], tasks: dict[str, Any], rounds: int, seconds: float
-) -> tuple[dict[str, Worker], dict[str, str]]:
-    """Let all sides take turns. Return those that came through, and the errors of the others."""
-    sides: dict[str, Worker] = {}
-    errors: dict[str, str] = {}
-    with ExitStack() as living:
-        for name, task in tasks.items():
-            say(f"starting {name}")
-            try:
-                sides[name] = Worker(commands[name], task)
-                living.callback(sides[name].close)
-            except (WorkerError, OSError) as error:
-                errors[name] = str(error)
-                say(f"{name}: {error}")
-        for number in range(rounds):
-            # there and back, so that no side always follows the same other
-            for name in list(sides)[:: -1 if number % 2 else 1]:
-                try:
-                    sides[name].turn(seconds)
-                except WorkerError as error:
-                    errors[name] = str(error)
-                    del sides[name]
-            figures = ", ".join(f"{name} {side.ms[-1]:.2f}" for name, side in sides.items())
-            say(f"round {number + 1} of {rounds}, ms: {figures}")
-    return sides, errors
+def sizes() -> list[str]:
+    """Return the names of the sizes there are."""
+    names = preset_names()
+    return [name.removeprefix(PREFIX).upper() for name in names if name.startswith(PREFIX)]
 
 
-def arguments() -> argparse.Namespace:
-    """Return the parsed command line."""
-    summary = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(description=summary)
-    sizes = [n.removeprefix(PREFIX).upper() for n in preset_names() if n.startswith(PREFIX)]
-    parser.add_argument("size", choices=sizes, metavar="SIZE", help=f"one of {', '.join(sizes)}")
-    parser.add_argument("--backend", default="auto", help="as `splitbit-kit train` takes it")
-    parser.add_argument("--vs", choices=["torch"], default="torch", help="the peer")
-    parser.add_argument("--precision", default="auto", help="fp32: of both sides; auto: any")
-    parser.add_argument("--modes", type=mode_list, help="of the peer, by comma")
-    parser.add_argument("--threads", type=int, default=0, help="default: the physical cores")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.0, help="a side's least work in a round")
-    parser.add_argument("--torch-python", default=sys.executable, help="interpreter with torch")
-    parser.add_argument("--json", action="store_true", help="one object on standard output")
-    return parser.parse_args()
+def compare(request: Request, say: Say = lambda line: None) -> dict[str, Any]:
+    """Let all sides take turns, and return what the rounds say.
 
-
-def mode_list(text: str) -> list[str]:
-    """Return the modes in a list with commas. Raises ArgumentTypeError for an unknown one."""
-    modes = text.split(",")
-    for mode in modes:
-        if mode not in MODES:
-            raise argparse.ArgumentTypeError(f"{mode} is not one of {', '.join(MODES)}")
-    return modes
-
-
-def size(name: str) -> dict[str, Any]:
-    """Return the model, the batch and the vocabulary of a size."""
-    chosen = preset(PREFIX + name.lower())
-    return {
+    ratio is null where a side failed, for it might have been the best; a failed side has an
+    "error". limit_gflops is the better of our multiply's peak and the peer's at 4096 cubed, and
+    limit_share the part of it that the whole step reaches. peak_mb is in MB (10^6 bytes), and
+    idle_mb what was resident once everything was imported. by_op and rest_ms are milliseconds of
+    one step, page_faults_* pages touched for the first time.
+    """
+    chosen = preset(PREFIX + request.size.lower())
+    task = {
         "model": chosen["model"],
         "vocabulary": chosen["tokenizer"]["vocab_size"],
         "batch": chosen["train"]["batch_size"],
+        "threads": request.threads,
+    }
+    ours = {**task, "backend": request.backend, "precision": request.precision}
+    errors: dict[str, str] = {}
+    with ExitStack() as living:
+        parts = start(living, "by op", our_command({**ours, "side": "by_op"}), errors, say)
+        facts = parts.facts if parts else {}
+        living.pop_all().close()
+        sides = {}
+        for name, command in commands(request, task, ours).items():
+            if side := start(living, name, command, errors, say):
+                sides[name] = side
+        take_turns(sides, request, errors, say)
+        result = summary(sides, errors, facts, peer_modes(request))
+    return {
+        "size": request.size,
+        **result,
+        "tokens": task["batch"] * task["model"]["context"],
+        "rounds": request.rounds,
+        "threads": request.threads,
+        "cpu": processor_name(),
     }
 
 
-def peer_modes(precision: str) -> list[str]:
-    """Return the peer's modes that may compete: without bf16 where ours may not use it either."""
-    return [mode for mode in MODES if precision != "fp32" or "bf16" not in mode]
+# ---- the sides
+
+
+def our_command(task: Task) -> tuple[list[str], Task]:
+    """Return how a side of ours is started."""
+    return [sys.executable, "-m", "splitbit_kit.benchmark.ours"], task
+
+
+def commands(request: Request, task: Task, ours: Task) -> dict[str, tuple[list[str], Task]]:
+    """Return how each side that takes turns is started, ours first."""
+    found = {
+        OURS: our_command({**ours, "side": "step"}),
+        LIMIT: our_command({**ours, "side": "limit"}),
+    }
+    if request.peer_python:
+        python = [request.peer_python, str(PEER)]
+        found |= {mode: (python, {**task, "mode": mode}) for mode in peer_modes(request)}
+        dtype = "float32" if request.precision == "fp32" else "bfloat16"
+        found[PEER_LIMIT] = (python, {**task, "mode": "limit", "dtype": dtype})
+    return found
+
+
+def peer_modes(request: Request) -> list[str]:
+    """Return the peer's modes that compete: without bf16 where ours may not use it either."""
+    if not request.peer_python:
+        return []
+    if request.modes:
+        return list(request.modes)
+    return [mode for mode in MODES if request.precision != "fp32" or "bf16" not in mode]
+
+
+def start(
+    living: ExitStack, name: str, command: tuple[list[str], Task], errors: dict[str, str], say: Say
+) -> Worker | None:
+    """Return a side that is warm; None if it failed, with its error among the errors."""
+    say(f"starting {name}")
+    try:
+        worker = Worker(*command)
+    except (WorkerError, OSError) as error:
+        errors[name] = str(error)
+        say(f"{name}: {error}")
+        return None
+    living.callback(worker.close)
+    return worker
+
+
+def take_turns(
+    sides: dict[str, Worker], request: Request, errors: dict[str, str], say: Say
+) -> None:
+    """Let the sides work in turns; one that fails leaves them."""
+    for number in range(request.rounds):
+        # there and back, so that no side always follows the same other
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            try:
+                sides[name].turn(request.seconds)
+            except WorkerError as error:
+                errors[name] = str(error)
+                del sides[name]
+        figures = ", ".join(f"{name} {side.ms[-1]:.2f}" for name, side in sides.items())
+        say(f"round {number + 1} of {request.rounds}, ms: {figures}")
+
+
+# ---- what the rounds say
 
 
 def summary(
-    modes: Sequence[str], sides: dict[str, Worker], errors: dict[str, str]
+    sides: dict[str, Worker], errors: dict[str, str], parts: dict[str, Any], modes: list[str]
 ) -> dict[str, Any]:
-    """Return what the rounds say. ratio is null where a side failed: it might have been the best.
-
-    Beside what the module says: page_faults_* are the memory pages that our side touched for the
-    first time, in its first step and in one after the tenth; peak_mb is in MB (10^6 bytes).
-    """
-    ours = sides.get("ours")
-    found: dict[str, dict[str, Any]] = {mode: {"error": errors[mode]} for mode in errors}
-    facts = found.pop("ours", None) or {}
+    """Return the figures of all sides."""
+    ours = sides.get(OURS)
+    found: dict[str, dict[str, Any]] = {}
     for mode in modes:
-        if mode in sides:
-            peer = sides[mode]
-            found[mode] = {"ms": median(peer.ms), "peak_mb": peer.peak_mb, **peer.facts}
-            found[mode]["ratio"] = median(map(truediv, peer.ms, ours.ms)) if ours else None
-    if ours:
-        facts = {**ours.facts, "peak_mb": ours.peak_mb}
+        found[mode] = {"error": errors[mode]} if mode in errors else figures(sides[mode], ours)
     waited = [side for side in sides.values() if side.waited_s]
-    working = {mode: found[mode]["ms"] for mode in modes if mode in sides}
+    working = {mode: figure["ms"] for mode, figure in found.items() if "ms" in figure}
     best = min(working, key=lambda mode: working[mode], default=None)
+    whole = best and not any(name in errors for name in (OURS, *modes))
+    rates = [
+        side.facts["work"] / median(side.ms) / 1e6
+        for name, side in sides.items()
+        if name in (LIMIT, PEER_LIMIT)
+    ]
+    limit = max(rates, default=None)
+    reached = parts["work"] / median(ours.ms) / 1e6 if ours and parts else None
+    mine = {} if ours is None else {**ours.facts, "peak_mb": ours.peak_mb, "idle_mb": ours.idle_mb}
     return {
-        "ratio": found[best]["ratio"] if best and not errors else None,
+        "ratio": found[best]["ratio"] if best and whole else None,
         "ours_ms": median(ours.ms) if ours else None,
         "peer_ms": working[best] if best else None,
         "peer_mode": best,
-        "modes": {mode: found[mode] for mode in modes},
+        "modes": found,
         "waiting_cpu_share": max((s.waited_cpu_s / s.waited_s for s in waited), default=None),
-        **facts,
+        "work_gflop": parts["work"] / 1e9 if parts else None,
+        "gflops": reached,
+        "limit_gflops": limit,
+        "limit_share": reached / limit if reached and limit else None,
+        **mine,
+        "by_op": parts.get("by_op", []),
+        "rest_ms": parts.get("rest_ms"),
+        "errors": errors,
     }
 
 
-def table(result: dict[str, Any]) -> str:
+def figures(side: Worker, ours: Worker | None) -> dict[str, Any]:
+    """Return what a mode of the peer took, and its ratio to ours."""
+    ratio = median(map(truediv, side.ms, ours.ms)) if ours else None
+    facts = {**side.facts, "peak_mb": side.peak_mb, "idle_mb": side.idle_mb}
+    return {"ms": median(side.ms), **facts, "ratio": ratio}
+
+
+# ---- for people
+
+
+def report(result: dict[str, Any]) -> str:
     """Return a result for people to read."""
-    head = f"{result['size']}, {result['threads']} threads, {result['rounds']} rounds"
-    lines = [f"{head}, {result['cpu']}", f"{'':14}{'ms':>9}{'peak MB':>9}  peer / ours"]
-    if result["ours_ms"]:
-        ours = f"{result['backend']} {result['precision']}"
-        lines.append(f"{ours:14}{result['ours_ms']:9.2f}{result['peak_mb']:9.0f}")
-    else:
-        lines.append(f"ours: {result['error']}")
-    for mode, figures in result["modes"].items():
-        if "error" in figures:
-            lines.append(f"{mode}: {figures['error']}")
-            continue
-        row = f"{mode:14}{figures['ms']:9.2f}{figures['peak_mb']:9.0f}"
-        lines.append(row + (f"{figures['ratio']:9.2f}" if figures["ratio"] else ""))
-    if result["ours_ms"]:
-        faults = result["page_faults_per_step"], result["page_faults_first_step"]
-        lines.append("page faults a step: {:.1f}, in the first: {}".format(*faults))
-    if result["waiting_cpu_share"] is not None:
-        lines.append(f"CPU time of a waiting side: {result['waiting_cpu_share']:.1%}")
-    if result["ratio"]:
-        lines.append(f"ratio {result['ratio']:.2f} to {result['peer_mode']}, the best of the peer")
-    else:
-        lines.append("no ratio: a side has failed")
+    lines = [f"{result['size']}, {result['threads']} threads, {result['cpu']}"]
+    if result["ours_ms"] is None:
+        return "\n".join([*lines, *(f"{name}: {e}" for name, e in result["errors"].items())])
+    per_second = result["tokens"] / result["ours_ms"] * 1e3
+    lines += [
+        f"{result['backend']} {result['precision']}: {result['ours_ms']:.2f} ms a step, "
+        f"{per_second:,.0f} tokens a second, {result['peak_mb']:.0f} MB at most, "
+        f"{result['page_faults_per_step']:.1f} page faults a step"
+    ]
+    if result["limit_share"]:
+        lines.append(
+            f"{result['gflops']:.0f} GFLOP/s, {result['limit_share']:.1%} of the limit of "
+            f"{result['limit_gflops']:.0f}"
+        )
+    if result["by_op"]:
+        lines += ["", *op_table(result)]
+    if result["modes"]:
+        lines += ["", *peer_table(result)]
+    lines += [f"{name}: {e}" for name, e in result["errors"].items() if name not in result["modes"]]
     return "\n".join(lines)
 
 
-def cpu_name() -> str:
-    """Return what the processor calls itself."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+def op_table(result: dict[str, Any]) -> list[str]:
+    """Return the time of a step by op, slowest first, with the part of the limit that each reaches.
+
+    The account itself takes some time, so the sum is a little more than a step.
+    """
+    rows = [(*_row(entry, result["limit_gflops"]),) for entry in result["by_op"]]
+    rest = ("between the ops", "", "", f"{result['rest_ms']:.2f}", "", "", "")
+    heads = ("op", "backend", "calls", "forward ms", "backward ms", "GFLOP/s", "of the limit")
+    widths = [max(map(len, column)) for column in zip(heads, *rows, rest, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place < 2 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (heads, *rows, rest)
+    ]
 
 
-def say(line: str) -> None:
-    """Report progress."""
-    print(line, file=sys.stderr, flush=True)
+def _row(entry: dict[str, Any], limit: float | None) -> tuple[str, ...]:
+    rate = entry["work"] / (entry["forward_ms"] + entry["backward_ms"]) / 1e6
+    backward = f"{entry['backward_ms']:.2f}" if entry["backward_ms"] else ""
+    return (
+        entry["op"],
+        entry["origin"],
+        f"{entry['calls']:.0f}",
+        f"{entry['forward_ms']:.2f}",
+        backward,
+        f"{rate:.0f}" if rate else "",
+        f"{rate / limit:.0%}" if rate and limit else "",
+    )
 
 
-if __name__ == "__main__":
-    main()
+def peer_table(result: dict[str, Any]) -> list[str]:
+    """Return the peer's modes, and the ratio to the best."""
+    lines = [f"{'PyTorch':14}{'ms':>9}{'MB':>7}  PyTorch / ours"]
+    for mode, figure in result["modes"].items():
+        if "error" in figure:
+            lines.append(f"{mode}: {figure['error']}")
+            continue
+        ratio = f"{figure['ratio']:9.2f}" if figure["ratio"] else ""
+        lines.append(f"{mode:14}{figure['ms']:9.2f}{figure['peak_mb']:7.0f}{ratio}")
+    if result["waiting_cpu_share"] is not None:
+        lines.append(f"CPU time of a waiting side: {result['waiting_cpu_share']:.1%}")
+    if result["ratio"]:
+        lines.append(f"ratio {result['ratio']:.2f} to {result['peer_mode']}, the best of PyTorch")
+    else:
+        lines.append("no ratio: a side has failed")
+    return lines

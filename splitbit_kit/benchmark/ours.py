@@ -1,16 +1,25 @@
-"""Our side of `bench/train.py`: a worker that trains through the ordinary parts."""
+"""Our sides of a comparison, each a worker: `python -m splitbit_kit.benchmark.ours TASK`, in JSON.
+
+    {"backend": "numba", "precision": "auto", "threads": 2, "side": "step", "model": ..., ...}
+
+The sides are a training step through the ordinary parts; the same with every op timed; and the
+limit, a multiply that has all its operands in the first cache.
+"""
 
 from __future__ import annotations
 
-import resource
+import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 import numpy as np
-from turns import serve
 
-from splitbit_kit.compute import choose
+from splitbit_kit.api import SplitbitError
+from splitbit_kit.benchmark.by_op import TimedTable, total_work
+from splitbit_kit.benchmark.turns import page_faults, resident_mb, serve
+from splitbit_kit.compute import Compute, choose
+from splitbit_kit.engine.optable import OpTable
 from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.models.decoder import Decoder, parameter_specs
@@ -21,30 +30,29 @@ from splitbit_kit.training.learner import Learner
 BATCHES = 16  # distinct ones, as the peer has
 SETTLED, COUNTED = 10, 5  # page faults are counted in so many steps after the settling ones
 STEPS = 100_000  # the length of the schedule: more than any bench makes
+TIMED_SECONDS = 2.0  # of steps whose ops are timed
+
+Task = dict[str, Any]
+Step = Callable[[], None]
 
 
-def build(task: dict[str, Any]) -> tuple[Callable[[], None], dict[str, Any]]:
-    """Return a training step of the task's backend, warmed up."""
+def build(task: Task) -> tuple[Step, dict[str, Any]]:
+    """Return what the task's side does in a turn, and the facts known of it beforehand."""
     registry = Registry()
     compute = choose(registry, task["backend"], task["precision"], task["threads"])
-    config = ModelConfig(**task["model"])
-    specs = parameter_specs(config, task["vocabulary"])
-    params = ParameterStore(specs, compute.dtype)
-    params.initialise(specs, seed=1)
-    learner = Learner(
-        Decoder(config, params),
-        compute.table(train=True),
-        compute.context(grad=True),
-        registry.build("optimizer", "adamw"),
-        registry.build("scheduler", "cosine", 1e-3, STEPS, warmup_steps=100),
-    )
-    batches = random_batches(task["vocabulary"], task["batch"], config.context)
-    numbers = count()
+    idle = resident_mb()
+    sides = {"step": plain, "by_op": by_op, "limit": limit}
+    step, facts = sides[task["side"]](registry, compute, task)
+    return step, {"idle_mb": idle, **facts}
 
-    def step() -> None:
-        number = next(numbers)
-        learner.step(number, [batches[number % BATCHES]])
 
+def plain(registry: Registry, compute: Compute, task: Task) -> tuple[Step, dict[str, Any]]:
+    """Return a training step, warmed up.
+
+    page_faults_* are the memory pages touched for the first time: in the first step, and in one
+    after the tenth.
+    """
+    step, decoder = training(registry, compute, compute.table(train=True), task)
     before = page_faults()
     step()
     first = page_faults() - before
@@ -56,10 +64,75 @@ def build(task: dict[str, Any]) -> tuple[Callable[[], None], dict[str, Any]]:
     return step, {
         "backend": compute.name,
         "precision": compute.precision,
-        "parameters": params.count,
+        "parameters": decoder.params.count,
         "page_faults_first_step": first,
         "page_faults_per_step": (page_faults() - before) / COUNTED,
     }
+
+
+def by_op(registry: Registry, compute: Compute, task: Task) -> tuple[Step, dict[str, Any]]:
+    """Return a step whose ops are timed, and what some seconds of them said: figures of one step.
+
+    work is in floating-point operations, see `work`; rest_ms is what lies between the ops.
+    """
+    table = TimedTable(compute.table(train=True))
+    step, _ = training(registry, compute, table, task)
+    for _ in range(SETTLED):
+        step()
+    table.entries.clear()
+    steps, begun = 0, time.perf_counter()
+    while time.perf_counter() - begun < TIMED_SECONDS or not steps:
+        step()
+        steps += 1
+    seconds = time.perf_counter() - begun
+    ops = [
+        {
+            "op": name,
+            "origin": entry.origin,
+            "calls": entry.calls / steps,
+            "forward_ms": entry.forward_s / steps * 1e3,
+            "backward_ms": entry.backward_s / steps * 1e3,
+            "work": total_work([entry]) / steps,
+        }
+        for name, entry in sorted(table.entries.items(), key=lambda item: -item[1].seconds)
+    ]
+    between = seconds - sum(entry.seconds for entry in table.entries.values())
+    work = total_work(table.entries.values()) / steps
+    return step, {"work": work, "by_op": ops, "rest_ms": between / steps * 1e3}
+
+
+def limit(registry: Registry, compute: Compute, task: Task) -> tuple[Step, dict[str, Any]]:
+    """Return a multiply at the backend's peak, and its floating-point operations."""
+    name, backend = compute.chain[0]
+    if backend.peak is None:
+        raise SplitbitError(f"backend {name} does not say what its multiply can reach")
+    run, operations = backend.peak()
+    return run, {"work": operations}
+
+
+def training(
+    registry: Registry, compute: Compute, table: OpTable, task: Task
+) -> tuple[Step, Decoder]:
+    """Return a training step over the table's ops, on random ids."""
+    config = ModelConfig(**task["model"])
+    specs = parameter_specs(config, task["vocabulary"])
+    params = ParameterStore(specs, compute.dtype)
+    params.initialise(specs, seed=1)
+    learner = Learner(
+        Decoder(config, params),
+        table,
+        compute.context(grad=True),
+        registry.build("optimizer", "adamw"),
+        registry.build("scheduler", "cosine", 1e-3, STEPS, warmup_steps=100),
+    )
+    batches = random_batches(task["vocabulary"], task["batch"], config.context)
+    numbers = count()
+
+    def step() -> None:
+        number = next(numbers)
+        learner.step(number, [batches[number % BATCHES]])
+
+    return step, learner.decoder
 
 
 def random_batches(vocabulary: int, sequences: int, context: int) -> list[Batch]:
@@ -69,11 +142,6 @@ def random_batches(vocabulary: int, sequences: int, context: int) -> list[Batch]
     starts = np.arange(sequences + 1, dtype=np.int32) * np.int32(context)
     ids = generator.integers(0, vocabulary, (BATCHES, 2, sequences * context), np.int32)
     return [Batch(inputs, targets, positions, starts) for inputs, targets in ids]
-
-
-def page_faults() -> int:
-    """Return how often this process has touched a page of memory for the first time."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 if __name__ == "__main__":

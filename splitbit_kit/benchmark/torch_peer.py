@@ -1,9 +1,9 @@
-"""PyTorch's side of `bench/train.py`: a worker that needs torch and nothing else.
+"""PyTorch's side of a comparison: a worker that needs torch and nothing else.
 
 A step is forward, backward, clipping of the global norm at 1 and fused AdamW: what nanoGPT does.
 Standing alone it measures one mode by itself:
 
-    python bench/torch_peer.py '{"model": {"family": "gpt2", "layers": 4, "heads": 4, "width": 128,
+    python torch_peer.py '{"model": {"family": "gpt2", "layers": 4, "heads": 4, "width": 128,
     "context": 64, "bias": false}, "vocabulary": 65, "batch": 12, "threads": 2, "mode": "eager"}'
 """
 
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from turns import serve
 
 WARM_UP = 3  # steps; compilation happens in the first
+CUBE = 4096  # rows and columns of the limit's multiply
 BATCHES = 16  # distinct ones: on a single batch the loss would vanish, and denormals are slow
 
 
@@ -127,9 +128,11 @@ class Decoder(nn.Module):
 
 
 def build(task: dict[str, Any]) -> tuple[Callable[[], None], dict[str, Any]]:
-    """Return a training step in the mode that the task names, warmed up."""
+    """Return a training step in the mode that the task names, warmed up; or the limit's multiply"""
     torch.set_num_threads(task["threads"])
     torch.manual_seed(0)
+    if task["mode"] == "limit":
+        return limit(getattr(torch, task["dtype"]))
     model = Decoder(task["vocabulary"], **task["model"])
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, fused=True
@@ -153,6 +156,16 @@ def build(task: dict[str, Any]) -> tuple[Callable[[], None], dict[str, Any]]:
         step()
     count = sum(p.numel() for p in model.parameters())
     return step, {"version": f"torch {torch.__version__}", "parameters": count}
+
+
+def limit(dtype: torch.dtype) -> tuple[Callable[[], None], dict[str, Any]]:
+    """Return a square multiply, large enough for any machine, and its floating-point operations."""
+    a, b, out = (torch.zeros(CUBE, CUBE, dtype=dtype) for _ in range(3))
+
+    def multiply() -> None:
+        torch.mm(a, b, out=out)
+
+    return multiply, {"work": 2.0 * CUBE**3}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,22 +21,47 @@ from typing import Any
 STEPS_AT_LEAST = 2  # a turn has so many, however slow they are
 
 
+def page_faults() -> int:
+    """Return how often this process has touched a page of memory for the first time."""
+    return _used("ru_minflt")
+
+
+def resident_mb() -> float:
+    """Return the memory that this process holds, in MB (10^6 bytes); 0 where none can say."""
+    return _status("VmRSS:") or 0.0
+
+
 def peak_mb() -> float:
     """Return the most memory that this process has ever held, in MB (10^6 bytes)."""
-    with contextlib.suppress(OSError):
-        # not ru_maxrss where it can be helped: it counts what the parent held when it forked
-        for line in Path("/proc/self/status").read_text("ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / 1e6
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # not ru_maxrss where it can be helped: it counts what the parent held when it forked
+    if most := _status("VmHWM:"):
+        return most
+    most = _used("ru_maxrss")
     return most / 1e6 if sys.platform == "darwin" else most * 1024 / 1e6
+
+
+def _status(field: str) -> float | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text("ascii").splitlines():
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024 / 1e6
+    return None
+
+
+def _used(field: str) -> int:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0
+    return int(getattr(resource.getrusage(resource.RUSAGE_SELF), field))
 
 
 def serve(build: Callable[[dict[str, Any]], tuple[Callable[[], None], dict[str, Any]]]) -> None:
     """Be a worker: build(task) -> (step, facts), once; then make steps whenever asked.
 
-    The task is the first argument of the command, in JSON. The first answer has the facts; each
-    later one has the least step, and what was spent while waiting for the turn.
+    The task is the first argument of the command, in JSON. The first answer has the facts, among
+    them idle_mb, the memory held once all was imported; each later one has the least step, and what
+    was spent while waiting for the turn.
     """
     # what a library prints must not get between the answers
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -47,8 +71,9 @@ def serve(build: Callable[[dict[str, Any]], tuple[Callable[[], None], dict[str, 
         print(json.dumps(message), file=answers, flush=True)
 
     try:
+        idle = resident_mb()
         step, facts = build(json.loads(sys.argv[1]))
-        answer(**facts)
+        answer(**{"idle_mb": idle, **facts})
         cpu, wall = time.process_time(), time.perf_counter()
         for line in sys.stdin:
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
@@ -89,6 +114,7 @@ class Worker:
         )
         try:
             self.facts = self._answer()
+            self.idle_mb: float = self.facts.pop("idle_mb")
         except BaseException:
             self.close()
             raise
