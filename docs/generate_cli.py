@@ -48,12 +48,22 @@ def page() -> str:
     for verb in VERBS:
         command = app.get_command(root, verb)
         assert command is not None
-        parts += section(command, RichContext(command, root, info_name=verb, **CONTEXT))
-        keys = getattr(import_module(command.callback.__module__), "JSON_KEYS", {})
-        if keys:
-            parts.append("Keys of `--json`:\n")
-            parts.append(table(("key", "meaning"), [(f"`{k}`", v) for k, v in keys.items()]))
+        parts += sections(command, RichContext(command, root, info_name=verb, **CONTEXT))
     return "\n".join(parts)
+
+
+def sections(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Yield the parts about a verb and its own verbs."""
+    yield from section(command, context)
+    for name, options in (("JSON_KEYS", "--json"), ("PLAN_KEYS", "--dry-run --json")):
+        if keys := getattr(import_module(command.callback.__module__), name, {}):
+            yield f"Keys of `{options}`:\n"
+            yield table(("key", "meaning"), [(f"`{k}`", v) for k, v in keys.items()])
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from sections(inner, RichContext(inner, context, info_name=name, **CONTEXT))
 
 
 def section(command: click.Command, context: click.Context) -> Iterator[str]:

@@ -51,6 +51,14 @@ def installed(name: str) -> bool:
     return True
 
 
+def version(name: str) -> str:
+    """Return the version of an installed distribution, empty if it is not installed."""
+    try:
+        return str(importlib_metadata.version(name))
+    except (importlib_metadata.PackageNotFoundError, ValueError):
+        return ""
+
+
 def entry_points(path: Sequence[str] | None = None) -> tuple[EntryPoint, ...]:
     """Return the entry points of both groups, in the order of `path` (None: sys.path).
 

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splitbit_kit.api import Param, SplitbitError, UsageError
+from splitbit_kit.api import SplitbitError, UsageError
 from splitbit_kit.compute import Compute, choose
 from splitbit_kit.engine.optable import OpTable
-from splitbit_kit.engine.params import ParameterStore, ParamSpec, check_tensors
 from splitbit_kit.engine.tape import Tape
 from splitbit_kit.evaluate import Evaluation, evaluate
-from splitbit_kit.formats import safetensors
+from splitbit_kit.formats import packed, safetensors
 from splitbit_kit.formats.untrusted import shown
 from splitbit_kit.generate import Sampling, generate, one_sequence
 from splitbit_kit.models.config import ModelConfig
@@ -28,6 +27,7 @@ from splitbit_kit.text.tokenizer import Tokenizer
 from splitbit_kit.training.config import ComputeConfig
 from splitbit_kit.training.data import encode_file
 from splitbit_kit.training.run_folder import ModelFiles, ModelHeader, find_model, read_header
+from splitbit_kit.weights import frozen_decoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Ids = Sequence[int] | NDArray[np.integer[Any]]
@@ -145,27 +145,25 @@ def load(
     registry: Registry | None = None,
     notify: Notify = lambda line: None,
 ) -> Model:
-    """Return the model that a path means: a run folder, its best/ or final/, or a step folder.
+    """Return the model that a path means: a run folder, a folder of a model in it, or a model file.
 
     The weights are mapped from the file where their dtype is the backend's: loading takes no time,
-    and processes that use one model share its memory. backend, precision and threads are as in
-    `splitbit_kit.compute.choose`. notify is told what was decided on the way. Raises
-    SplitbitError naming the file and what is wrong with it.
+    and processes that use one model share its memory. Packed weights stay packed. backend,
+    precision and threads are as in `splitbit_kit.compute.choose`. notify is told what was decided
+    on the way. Raises SplitbitError naming the file and what is wrong with it.
     """
     files = find_model(Path(path))
     for line in files.passed_over:
         notify(f"passed over: {line}")
-    model = safetensors.read(files.model)
+    model = packed.decode(safetensors.read(files.model), str(files.model))
     header = read_header(model, str(files.model))
-    specs = parameter_specs(header.config, header.vocabulary)
-    check_tensors(model.arrays, specs, str(files.model))
     tokenizer = _tokenizer(files, header)
     chosen = ComputeConfig(backend, precision, threads)  # checked as a training's are
-    compute = choose(
-        registry or Registry(), chosen.backend, chosen.precision, chosen.threads, notify
+    registry = registry or Registry()
+    compute = choose(registry, chosen.backend, chosen.precision, chosen.threads, notify)
+    decoder = frozen_decoder(
+        model, header.config, header.vocabulary, compute.dtype, registry, str(files.model)
     )
-    frozen = {spec.name: _frozen(spec, model.arrays[spec.name], compute.dtype) for spec in specs}
-    decoder = Decoder(header.config, ParameterStore(specs, compute.dtype, frozen))
     table = compute.table(train=False)
     return Model(decoder, tokenizer, header, files.label, compute, table, notify)
 
@@ -185,10 +183,3 @@ def _tokenizer(files: ModelFiles, header: ModelHeader) -> Tokenizer:
             f"{tokenizer.vocab_size} ids"
         )
     return tokenizer
-
-
-def _frozen(spec: ParamSpec, array: Array, dtype: np.dtype[Any]) -> Param:
-    """Return a handle on a weight, mapped from its file if dtype and alignment allow."""
-    value = np.require(array, dtype, ["C", "A"])
-    value.flags.writeable = False
-    return Param(spec.name, value, trainable=False)

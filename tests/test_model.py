@@ -111,7 +111,7 @@ def test_a_model_inside_a_run_can_be_named(run: RunFolder) -> None:
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, run: RunFolder) -> None:
-    with pytest.raises(UsageError, match="no such folder"):
+    with pytest.raises(UsageError, match="no such file or folder"):
         opened(tmp_path / "nothing")
     with pytest.raises(SplitbitError, match="not a model"):
         opened(tmp_path)

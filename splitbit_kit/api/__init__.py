@@ -15,6 +15,7 @@ from splitbit_kit.api.backend import (
     Op,
     OpOffer,
     Param,
+    Peak,
     Site,
     Workspace,
     accepts_plain,
@@ -31,7 +32,7 @@ from splitbit_kit.api.events import (
     Tracker,
     TrackerOffer,
 )
-from splitbit_kit.api.hardware import TIERS, Hardware
+from splitbit_kit.api.hardware import TIERS, Hardware, tier_floor, tier_of
 from splitbit_kit.api.learning import (
     FlatOps,
     Optimizer,
@@ -42,7 +43,7 @@ from splitbit_kit.api.learning import (
     State,
 )
 from splitbit_kit.api.ops import OPS, Ops, OpSpec
-from splitbit_kit.api.quantization import PackedTensor, Quantizer, QuantizerOffer
+from splitbit_kit.api.quantization import Layout, PackedTensor, Quantizer, QuantizerOffer
 
 API_VERSION = 0
 """Rises when a plugin must change. It freezes at 1 once the quantisation work has used the API."""
@@ -67,6 +68,7 @@ __all__ = [
     "Gradients",
     "Hardware",
     "KVCache",
+    "Layout",
     "LowRank",
     "Op",
     "OpOffer",
@@ -77,6 +79,7 @@ __all__ = [
     "PackedTensor",
     "Param",
     "Parameters",
+    "Peak",
     "Quantizer",
     "QuantizerOffer",
     "RunEnded",
@@ -94,4 +97,6 @@ __all__ = [
     "Workspace",
     "accepts_plain",
     "hookimpl",
+    "tier_floor",
+    "tier_of",
 ]

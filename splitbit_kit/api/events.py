@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,10 @@ class RunStarted:
     """how many steps are made already"""
     steps: int
     """how many there will be in all"""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    """fact -> value: processor, architecture, system, and what the hardware probe found"""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """distribution -> version: ours, Python's, and those of all that can change the numbers"""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish; called once, after RunEnded."""
+        """Finish; called once, after RunEnded, and without it where a run ends otherwise."""
         ...
 
 
@@ -113,5 +117,5 @@ class TrackerOffer:
     name: str
     summary: str
     build: Callable[..., Tracker]
-    """build(folder, **options): folder is the run folder"""
+    """build(folder, **options): folder, a Path, is the tracker's own in the run's, and exists"""
     needs: tuple[str, ...] = ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +52,13 @@ class Parameters(Protocol):
         """Return the part of another flat array (P,) that belongs to a parameter, in its shape."""
         ...
 
+    def parts(self, chosen: Callable[[Param], bool]) -> Sequence[tuple[slice, Parameters]]:
+        """Return the chosen parameters: each run of neighbours as (its place, it alone).
+
+        The loops below take a part as they take the whole, with flat[place] of every flat array.
+        """
+        ...
+
 
 FlatOps = Mapping[str, Callable[..., Any]]
 """Loops over flat buffers, by name; each backend may offer faster ones. Pinned here:
@@ -64,13 +72,29 @@ adamw(params, grads, m, v, *, step, lr, beta1, beta2, eps, weight_decay, grad_sc
     - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps).
     Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
 
+lion(params, grads, m, *, lr, beta1, beta2, weight_decay, grad_scale) -> None
+    values = values (1 - lr weight_decay on the decayed entries) - lr sign(beta1 m + (1 - beta1) g),
+    where sign(0) is 0; then m = beta2 m + (1 - beta2) g. Chen et al. 2023,
+    https://arxiv.org/abs/2302.06675.
+
 sgd(params, grads, m, *, lr, momentum, weight_decay, grad_scale) -> None
     m = momentum m + g (m is None without momentum); values = values (1 - lr weight_decay on the
     decayed entries) - lr m.
 
+orthogonalize(x, *, steps) -> None
+    x (R, C), changed in place: from U S V', its singular values, to about U V'. Newton-Schulz: x is
+    divided by max(its Frobenius norm, 1e-7) and then, `steps` times,
+    x = a x + (b A + c A A) x with A = x x', or the same of x' where R > C, so that A is the smaller
+    of both. (a, b, c) are `NEWTON_SCHULZ`; after 5 steps singular values lie in about 0.7 .. 1.2.
+
 `params` is a `Parameters`, so that a backend with a converted copy of the values can renew it in
 the same pass, for version params.version + 1.
 """
+
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients whose steps raise small singular values as fast as can be, at the price that they do
+not quite come to 1: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/."""
 
 
 class Optimizer(Protocol):
@@ -106,6 +130,13 @@ class OptimizerOffer:
     build: Callable[..., Optimizer]
     """build(**options); its keyword parameters, all with defaults, are the options it has"""
     needs: tuple[str, ...] = ()
+    lr_scale: float = 1.0
+    """Its usual learning rate as a multiple of adamw's. A preset's rate is taken times this where
+    the user names the optimizer and no rate."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr_scale < inf:
+            raise ValueError(f"lr_scale of {self.name}: {self.lr_scale!r} is not a number above 0")
 
 
 Schedule = Callable[[int], float]

@@ -29,26 +29,43 @@ class PackedTensor:
         return sum(array.nbytes for array in self.arrays.values())
 
 
+Layout = Mapping[str, tuple[Any, tuple[int, ...]]]
+"""array name -> (dtype, shape)"""
+
+
 class Quantizer(Protocol):
-    """A built quantizer. All methods are pure."""
+    """A built quantizer. All methods are pure, and take what any other of the format packed."""
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Bit widths that one packed tensor can be unpacked at, smallest first."""
         ...
 
-    def pack(self, w: Array, calibration: Any | None = None) -> PackedTensor:
-        """Return w (O, I) float32, packed.
+    def layout(self, shape: tuple[int, int]) -> Layout:
+        """Return the arrays that a weight (O, I) becomes: what a file is checked against.
 
-        `calibration` is the mean of x^2 for each input column (I,), or None. Raises ValueError if
-        the shape does not fit the format, or a value is not finite.
+        Raises ValueError if the format has no room for the shape, saying why in terms of the row
+        length I, such as "rows of 172 do not divide into blocks of 32". The weight then stays as it
+        is. Shapes come from files too: sizes must be Python integers, which do not wrap.
+        """
+        ...
+
+    def pack(self, w: Array, calibration: Any | None = None) -> PackedTensor:
+        """Return w (O, I) float32, packed in the arrays of `layout`.
+
+        `calibration` is the mean of x^2 for each input column (I,), or None. Raises ValueError,
+        saying where, if a value is not finite or beyond what the format can hold.
         """
         ...
 
     def unpack(
         self, packed: PackedTensor, bits: int | None = None, rows: slice = slice(None)
     ) -> Array:
-        """Return the chosen rows as float32, at `bits` bits a weight (None: all there are)."""
+        """Return the chosen rows as float32, at `bits` bits a weight (None: all there are).
+
+        The arrays are those of `layout`, perhaps mapped read-only and not aligned. The options that
+        they were packed with are not known.
+        """
         ...
 
     def round(self, w: Array) -> Array:

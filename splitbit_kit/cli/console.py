@@ -18,6 +18,7 @@ from splitbit_kit.api import (
     SampleWritten,
     StepDone,
 )
+from splitbit_kit.cli.progress import Paced, duration
 
 REDRAWN_EVERY = 0.2  # seconds, on a terminal
 LINES = 50  # step lines in a whole run, elsewhere
@@ -57,6 +58,8 @@ class TrainingView:
         self.started: RunStarted | None = None
         self.ended: RunEnded | None = None
         self._validation: float | None = None
+        self.progress = self._paced()
+        """A `text.progress.Progress`: shows how far work on text is that takes long."""
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -94,6 +97,9 @@ class TrainingView:
         """Finish; nothing moves any more."""
 
     # ---- how it is written
+
+    def _paced(self) -> Paced:
+        return Paced(lambda line, share: self._say(line), every=10.0)
 
     def _begin(self, event: RunStarted) -> None:
         pass
@@ -178,6 +184,23 @@ class LiveView(TrainingView):
         )
         self._task = self._progress.add_task("", visible=False)
         self._drawn_at = 0.0
+
+    def _paced(self) -> Paced:
+        def draw(line: str, share: float) -> None:
+            self._guarded(lambda: self._show_bar(line, share))
+
+        return Paced(draw, REDRAWN_EVERY, done=lambda: self._guarded(self._hide_bar))
+
+    def _show_bar(self, line: str, share: float) -> None:
+        self._progress.update(
+            self._task, total=1.0, completed=share, description=line, visible=True
+        )
+        self._progress.start()
+        self._console.show_cursor(True)  # nobody could bring it back after a kill
+        self._progress.refresh()
+
+    def _hide_bar(self) -> None:
+        self._progress.update(self._task, visible=False, refresh=True)
 
     def close(self) -> None:
         """Take the moving line away."""
@@ -267,9 +290,10 @@ def header(event: RunStarted) -> list[str]:
     texts = c["data"]["paths"]
     corpus = texts[0] if len(texts) == 1 else f"{len(texts)} paths" if texts else "built-in corpus"
     begun = f", from step {event.step}" if event.step else ""
+    layers = f"{model['layers']} layer{'s' if model['layers'] > 1 else ''}"
     return [
         f"model    {event.config['preset']}: {event.parameters:,} parameters, {model['family']}, "
-        f"{model['layers']} layers, width {model['width']}",
+        f"{layers}, width {model['width']}",
         f"text     {corpus}, {event.tokens:,} training tokens, "
         f"vocabulary {c['tokenizer']['vocab_size']:,} ({c['tokenizer']['kind']})",
         f"compute  backend {compute['backend']}, {compute['precision']}, "
@@ -301,12 +325,25 @@ def closing(event: RunEnded, started: RunStarted) -> list[str]:
         f"{duration(s['total_time_s'])}; {s['tokens_per_second']:,.0f} tokens/s in all",
         f"validation loss: best {_loss(s['best_loss'])}, final {_loss(s['final_loss'])}",
     ]
+    if s["quantizer"]:
+        lines += _copy(s)
     if event.reason == "finished":
         prompt = (started.config["sample"]["prompt"] or "The").splitlines()[0]
         lines.append(f"next: splitbit-kit generate {folder} --prompt {_quoted(prompt)}")
     elif event.reason == "interrupted":
         lines.append(f"saved; go on with: splitbit-kit train --resume {folder}")
     return lines if ended else lines[:-1]  # the reason is the error, which comes by itself
+
+
+def _copy(statistics: Mapping[str, Any]) -> list[str]:
+    """Return the lines on the best model's quantised copy."""
+    from splitbit_kit.training.plan import size
+
+    s = statistics
+    return [
+        f"best as {s['quantizer']}: loss {_loss(s['quantized_loss'])}, "
+        f"{size(s['quantized_bytes'])}, {s['quantized_model']}"
+    ]
 
 
 def _loss(value: float | None) -> str:
@@ -316,10 +353,3 @@ def _loss(value: float | None) -> str:
 def _quoted(text: str) -> str:
     """Return text for a command line, in the double quotes that every shell knows if they do."""
     return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
-
-
-def duration(seconds: float) -> str:
-    """Return 75.2 as "1:15", hours before that if there are any."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

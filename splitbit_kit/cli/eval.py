@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
 import rich_click as click
 
-from splitbit_kit.cli.options import CONTEXT, compute_options, json_option, option
+from splitbit_kit.cli.options import CONTEXT, compute_options, json_option, text_options
 from splitbit_kit.cli.output import emit, people, show
 from splitbit_kit.cli.settings import Settings
 
@@ -31,7 +32,7 @@ JSON_KEYS = {
     metavar="RUN",
     type=click.Path(path_type=Path),
     panel="Model",
-    help="A run folder, or best, final or a checkpoint in one.",
+    help="A run folder, or best, final or a checkpoint in one, or a model file there.",
 )
 @click.argument(
     "text",
@@ -40,13 +41,7 @@ JSON_KEYS = {
     panel="Model",
     help="A file or folder of text that the model was not trained on.",
 )
-@option(
-    "--encoding",
-    metavar="NAME",
-    default_text="by byte-order mark, else UTF-8",
-    panel="Model",
-    help="Encoding of the text.",
-)
+@text_options
 @compute_options
 @json_option
 @click.pass_context
@@ -56,6 +51,7 @@ def command(
     run: Path,
     text: str,
     encoding: str | None,
+    text_column: str | None,
     backend: str | None,
     precision: str | None,
     threads: int | None,
@@ -70,7 +66,10 @@ def command(
     Example:
       splitbit-kit eval runs/bard held-out.txt
     """
+    from splitbit_kit.cli.console import training_view
     from splitbit_kit.model import load
+    from splitbit_kit.text.corpus import COLUMN
+    from splitbit_kit.training.config import DataConfig
     from splitbit_kit.training.data import encode_file
 
     settings: Settings = context.obj
@@ -79,7 +78,12 @@ def command(
     )
     show(f"model: {model.label}")
     begun = time.perf_counter()
-    ids = encode_file(text, model.tokenizer, encoding or "", show)
+    view = training_view(sys.stderr)
+    try:
+        data = DataConfig(encoding=encoding or "", column=text_column or COLUMN)
+        ids = encode_file(text, model.tokenizer, data, view.notify, view.progress)
+    finally:
+        view.close()
     found = model.evaluate(ids)
     seconds = time.perf_counter() - begun
     print(f"loss           {found.loss:.4f} nats per token", file=people(as_json))

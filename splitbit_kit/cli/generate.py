@@ -32,7 +32,7 @@ JSON_KEYS = {
     metavar="RUN",
     type=click.Path(path_type=Path),
     panel="Model",
-    help="A run folder, or best, final or a checkpoint in one.",
+    help="A run folder, or best, final or a checkpoint in one, or a model file there.",
 )
 @option(
     "--prompt",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from splitbit_kit.cli.options import CONTEXT, json_option, option
-from splitbit_kit.cli.output import emit, people, show
+from splitbit_kit.cli.output import emit, people, show, table
 from splitbit_kit.cli.settings import Settings
 
 if TYPE_CHECKING:
@@ -100,37 +100,6 @@ def cells(row: Row) -> tuple[str, ...]:
 def site_cells(site: Mapping[str, str]) -> tuple[str, ...]:
     """Return a row of the table of ops."""
     return site["preset"], site["use"], site["op"], site["origin"]
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], as_json: bool) -> None:
-    """Write a table: with rules and colours on a terminal, aligned words elsewhere."""
-    from splitbit_kit.cli.console import is_plain, printable
-
-    stream = people(as_json)
-    if not rows:
-        print("there are none", file=stream)
-        return
-    if is_plain(stream):
-        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-        for row in (heads, *rows):
-            cells = (printable(cell).ljust(width) for cell, width in zip(row, widths, strict=True))
-            print("  ".join(cells).rstrip(), file=stream)
-        return
-
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    ruled = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        ruled.add_column(head)
-    for row in rows:
-        ruled.add_row(*(Text(printable(cell), _STYLES.get(cell, "")) for cell in row))
-    Console(file=stream).print(ruled)
-
-
-_STYLES = {"ok": "green", "failed": "red", "incompatible": "red", "conflict": "yellow"}
 
 
 def ops(registry: Registry, preset: str | None, backend: str) -> list[dict[str, str]]:

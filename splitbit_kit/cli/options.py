@@ -51,6 +51,41 @@ def given(context: click.Context) -> dict[str, Any]:
     }
 
 
+def texts_argument(command: Command) -> Command:
+    """Add TEXTS."""
+    add = click.argument(
+        "texts",
+        nargs=-1,
+        metavar="[TEXTS]...",
+        type=click.Path(path_type=str),  # a Path would take "./builtin" for "builtin"
+        panel="Text",
+        help="Files (.txt, .jsonl, .gz of either, .parquet), folders; none: the built-in corpus.",
+    )
+    added: Command = add(command)
+    return added
+
+
+ENCODING = {
+    "default_text": "by byte-order mark, else UTF-8",
+    "metavar": "NAME",
+    "panel": "Text",
+    "help": "Encoding of the texts.",
+}
+TEXT_COLUMN = {
+    "default_text": "text",
+    "metavar": "NAME",
+    "panel": "Text",
+    "help": "The field of a row of .jsonl or .parquet that holds its text.",
+}
+
+
+def text_options(command: Command) -> Command:
+    """Add the options that say how texts are read."""
+    for add in (option("--text-column", **TEXT_COLUMN), option("--encoding", **ENCODING)):
+        command = add(command)
+    return command
+
+
 def compute_options(command: Command) -> Command:
     """Add the options that say what does the arithmetic."""
     for add in reversed(

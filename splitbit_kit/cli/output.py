@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, TextIO
 
@@ -31,3 +31,41 @@ def _plain(value: Any) -> Any:
 def show(line: str) -> None:
     """Write a line for people on standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+def one_line(text: str) -> str:
+    """Return text for a place in a line: control characters, line ends too, stand as U+FFFD."""
+    from splitbit_kit.cli.console import printable
+
+    return printable(text).translate(dict.fromkeys(map(ord, "\n\t"), "\N{REPLACEMENT CHARACTER}"))
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], as_json: bool) -> None:
+    """Write a table: with rules and colours on a terminal, aligned words elsewhere."""
+    from splitbit_kit.cli.console import is_plain
+
+    stream = people(as_json)
+    if not rows:
+        print("there are none", file=stream)
+        return
+    if is_plain(stream):
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        for row in (heads, *rows):
+            cells = (one_line(cell).ljust(width) for cell, width in zip(row, widths, strict=True))
+            print("  ".join(cells).rstrip(), file=stream)
+        return
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    ruled = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        ruled.add_column(head)
+    for row in rows:
+        ruled.add_row(*(Text(one_line(cell), _STYLES.get(cell, "")) for cell in row))
+    Console(file=stream).print(ruled)
+
+
+_STYLES = {"ok": "green", "failed": "red", "incompatible": "red", "conflict": "yellow"}

@@ -11,8 +11,19 @@ if TYPE_CHECKING:
     from splitbit_kit._metadata import EntryPoint
     from splitbit_kit.registry import PluginOptions, Registry
 
-VERBS = ("train", "generate", "eval", "list-plugins")
-"""Ours, in the order of the help text; verb a-b is `command` in the file a_b.py beside this one."""
+VERBS = (
+    "train",
+    "generate",
+    "eval",
+    "report",
+    "probe",
+    "data",
+    "tokenizer",
+    "bench",
+    "list-plugins",
+)
+"""Ours, in the order of the help text; verb a-b is `command` in the file a_b.py beside this one, or
+in a folder a_b that has a file for each of its own verbs."""
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,28 @@ import rich_click as click
 
 from splitbit_kit.cli.options import (
     CONTEXT,
+    ENCODING,
+    TEXT_COLUMN,
     compute_options,
     config_option,
     given,
     json_option,
     option,
+    texts_argument,
 )
 from splitbit_kit.cli.output import emit, people
 from splitbit_kit.cli.settings import Settings
 
 if TYPE_CHECKING:
-    from splitbit_kit.api import RunEnded, RunStarted
+    from splitbit_kit.api import RunEnded, RunStarted, SplitbitError
+    from splitbit_kit.cli.console import TrainingView
+    from splitbit_kit.training.plan import Plan
+    from splitbit_kit.training.rates import Rate
 
 JSON_KEYS = {
     "run": "the run folder",
     "preset": "the preset's name",
+    "tier": "the tier that decided what neither the preset nor anything else did",
     "parameters": "how many numbers are trained",
     "backend": "the backends, the preferred first",
     "precision": "fp32, bf16 or fp64",
@@ -38,9 +45,42 @@ JSON_KEYS = {
     "final_loss": "newest validation loss in nats a token; null if none was measured",
     "total_time_s": "seconds spent on the run, evaluations and samples included",
     "tokens_per_second": "tokens trained on in a second of that time",
+    "quantizer": "the format of the best model's quantised copy; null, as the next, without one",
+    "quantized_model": "its file, a model for generate and eval",
+    "quantized_bytes": "the size of that file",
+    "quantized_loss": "its validation loss in nats a token; best_loss is that of the model itself",
 }
 
+PLAN_KEYS = {
+    "preset": "the preset's name",
+    "parameters": "how many numbers are trained",
+    "backend": "the backends, the preferred first",
+    "precision": "fp32, bf16 or fp64",
+    "threads": "threads computed with",
+    "steps": "optimizer steps",
+    "tokens_per_step": "tokens in a step, all micro-batches together",
+    "memory": "bytes at the peak, part by part: parameters, gradients, moments, activations, "
+    "backend, copies, data, interpreter",
+    "memory_total": "bytes, their sum",
+    "memory_peak": "the greater of that and what making the tokenizer has taken",
+    "memory_available": "bytes that are free, with what this process holds",
+    "compiled": "whether kernels had to be compiled: the interpreter's part is then too high for "
+    "later runs",
+    "tokens_per_second": "of the steps alone",
+    "rate": "where that is from: measured, just now; cached, measured before; or extrapolated from "
+    "the smallest steps, and only roughly right",
+    "time": "seconds: training, evaluations, samples",
+    "time_total": "seconds, their sum",
+    "disk": "bytes of the run folder when it is fullest: checkpoints, best, final, copies, "
+    "temporary, metrics; and tokens, which are in the cache",
+    "disk_total": "bytes of the run folder, tokens aside",
+    "disk_available": "bytes that are free there, with what the run replaces",
+    "fits": "whether `train` would begin",
+}
+"""What `--dry-run --json` has instead."""
+
 PRESET = "the preset's"
+PRESET_OR_TIER = "the preset's, else the tier's"
 
 
 def share_or_file(value: str) -> float | str:
@@ -53,29 +93,28 @@ def share_or_file(value: str) -> float | str:
         return absolute(value)
 
 
-def preset_names() -> str:
-    """Return the names of the presets, for a help text, which must do without NumPy."""
-    text = files("splitbit_kit.models").joinpath("presets.toml").read_text("utf-8")
+def existing_path(value: str) -> str:
+    """Return the absolute path of what is to be read."""
+    return str(Path(value).resolve())
+
+
+def named_or_none(
+    context: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> list[str] | None:
+    """Return the names, None if the option was not given, which is no empty list."""
+    return list(value) or None
+
+
+def names_in(table: str) -> str:
+    """Return the names of presets or tiers, for a help text, which must do without NumPy."""
+    text = files("splitbit_kit.models").joinpath(f"{table}.toml").read_text("utf-8")
     return ", ".join(tomllib.loads(text))
 
 
 @click.command("train", context_settings=CONTEXT)
-@click.argument(
-    "texts",
-    nargs=-1,
-    metavar="[TEXTS]...",
-    type=click.Path(path_type=str),  # a Path would take "./builtin" for "builtin"
-    panel="Text",
-    help="Files (.txt, .jsonl, .gz of either) and folders; none: the built-in corpus.",
-)
-@config_option(
-    "--encoding",
-    key="data.encoding",
-    default_text="by byte-order mark, else UTF-8",
-    metavar="NAME",
-    panel="Text",
-    help="Encoding of the texts.",
-)
+@texts_argument
+@config_option("--encoding", key="data.encoding", **ENCODING)
+@config_option("--text-column", key="data.column", **TEXT_COLUMN)
 @config_option(
     "--validation",
     key="data.validation",
@@ -93,12 +132,28 @@ def preset_names() -> str:
     panel="Text",
     help="Take files in a folder that are not text for an error.",
 )
+@config_option(
+    "--tokenizer",
+    key="tokenizer.file",
+    default_text="one is learnt from the texts",
+    type=existing_path,
+    metavar="FILE",
+    panel="Text",
+    help="A tokenizer.json of ours to use, as tokenizer train writes it.",
+)
 @option(
     "--preset",
-    default_text="tiny-llama",
+    default_text="the tier's",
     metavar="NAME",
     panel="Model",
-    help=f"What to start from: {preset_names()}.",
+    help=f"What to start from: {names_in('presets')}.",
+)
+@option(
+    "--tier",
+    default_text="this machine's; splitbit-kit probe shows it",
+    metavar="NAME",
+    panel="Model",
+    help=f"What kind of machine to train for: {names_in('tiers')}.",
 )
 @option(
     "--config",
@@ -121,7 +176,7 @@ def preset_names() -> str:
 @config_option(
     "--steps",
     key="train.steps",
-    default_text=PRESET,
+    default_text=PRESET_OR_TIER,
     type=int,
     metavar="N",
     panel="Training",
@@ -139,11 +194,11 @@ def preset_names() -> str:
 @config_option(
     "--batch-size",
     key="train.batch_size",
-    default_text=PRESET,
+    default_text=PRESET_OR_TIER,
     type=int,
     metavar="N",
     panel="Training",
-    help="Sequences in a micro-batch.",
+    help="Sequences in a micro-batch; 0: the tier's.",
 )
 @config_option(
     "--seq-len",
@@ -157,7 +212,7 @@ def preset_names() -> str:
 @config_option(
     "--grad-accum",
     key="train.grad_accum",
-    default_text="the preset's, else 1",
+    default_text="the preset's, else the tier's, else 1",
     type=int,
     metavar="N",
     panel="Training",
@@ -175,7 +230,7 @@ def preset_names() -> str:
 @config_option(
     "--lr",
     key="optimizer.lr",
-    default_text="the preset's, else 0.001",
+    default_text=f"{PRESET_OR_TIER}, as suits the optimizer",
     type=float,
     metavar="X",
     panel="Optimizer",
@@ -226,6 +281,24 @@ def preset_names() -> str:
     help="Save a checkpoint so often.",
 )
 @config_option(
+    "--quantizer",
+    key="quantize.format",
+    default_text="none",
+    metavar="NAME",
+    panel="Run folder",
+    help="Keep a quantised copy of the best model; auto: the tier's format. See splitbit-kit "
+    "list-plugins --kind quantizer.",
+)
+@config_option(
+    "--quantize-every",
+    key="quantize.every",
+    default_text="0, never",
+    type=int,
+    metavar="STEPS",
+    panel="Run folder",
+    help="Save a checkpoint so often with a quantised copy in it.",
+)
+@config_option(
     "--sample-every",
     key="sample.every",
     default_text="--eval-every",
@@ -233,6 +306,17 @@ def preset_names() -> str:
     metavar="STEPS",
     panel="Run folder",
     help="Let the model write a sample so often.",
+)
+@config_option(
+    "--track",
+    key="track.names",
+    default_text="none",
+    multiple=True,
+    callback=named_or_none,
+    metavar="NAME",
+    panel="Run folder",
+    help="Let a tracker record the run too; see splitbit-kit list-plugins --kind tracker. "
+    "Repeatable.",
 )
 @option(
     "--out",
@@ -256,7 +340,16 @@ def preset_names() -> str:
     type=click.Path(path_type=Path),
     panel="Run folder",
     help="Go on with a run from its newest checkpoint. Only --steps, --epochs, --backend, "
-    "--eval-every, --save-every and --sample-every may change.",
+    "--eval-every, --save-every, --sample-every, --quantizer, --quantize-every and --track may "
+    "change.",
+)
+@option(
+    "--dry-run",
+    is_flag=True,
+    default_text="off",
+    panel="Output",
+    help="Only say what the training would take: memory, time, disk. A speed that is not known yet "
+    "is measured for some seconds.",
 )
 @json_option
 @click.pass_context
@@ -265,18 +358,21 @@ def command(
     /,
     texts: tuple[str, ...],
     preset: str | None,
+    tier: str | None,
     file: Path | None,
     assignments: tuple[str, ...],
     out: Path | None,
     overwrite: bool,
     resume: Path | None,
+    dry_run: bool,
     as_json: bool,
     **flags: Any,  # those that stand for keys of the configuration; see `given`
 ) -> None:
     """Train a language model on text.
 
-    Without arguments a small model learns the built-in corpus in about three minutes. A preset
-    gives every setting; --config, --set and the other options, in that order, win over it.
+    Without arguments a small model learns the built-in corpus in about three minutes: which model,
+    the machine's tier decides. A preset says more than a tier; --config, --set and the other
+    options, in that order, win over both.
 
     Ctrl-C saves and stops; a second one stops at once. Either way --resume goes on from the
     newest checkpoint, and ends with the same bits as if nothing had happened.
@@ -286,6 +382,7 @@ def command(
       splitbit-kit train
       splitbit-kit train texts/ more.txt --preset nanogpt-laptop --out runs/bard
       splitbit-kit train texts/ --steps 2000 --set model.layers=6
+      splitbit-kit train texts/ --preset gpt2-124m --dry-run
       splitbit-kit train --resume runs/bard --steps 4000
     """
     from splitbit_kit.cli.console import training_view
@@ -297,15 +394,33 @@ def command(
     settings: Settings = context.obj
     view = training_view(people(as_json))
     registry = settings.registry(view.notify)
-    around = run.Surroundings(registry, (view,), view.notify)
+    around = run.Surroundings(registry, (view,), view.notify, view.progress)
     interrupted = False
     try:
         if resume is None:
-            config = build_config(preset, file, assignments, given(context))
+            config = build_config(
+                preset,
+                file,
+                assignments,
+                given(context),
+                tier=tier,
+                machine=registry.probe().tier,
+                lr_scale=run.lr_scale_in(registry),
+            )
+            if dry_run:
+                plan, rate, refused = run.dry_run(
+                    config, texts, out, overwrite=overwrite, around=around
+                )
+                show_plan(plan, rate, refused, view, as_json)
+                return
             run.train(config, texts, out, overwrite=overwrite, around=around)
         else:
-            refuse_with_resume(resume, file, out, overwrite)
-            run.resume(resume, changes(context, texts, preset, assignments), around=around)
+            refuse_with_resume(resume, file, out, overwrite, dry_run)
+            run.resume(
+                resume,
+                changes(context, texts, assignments, preset=preset, tier=tier),
+                around=around,
+            )
     except Interrupted:
         interrupted = True
     finally:
@@ -316,7 +431,23 @@ def command(
         context.exit(EXIT_CODE)
 
 
-def refuse_with_resume(resume: Path, file: Path | None, out: Path | None, overwrite: bool) -> None:
+def show_plan(
+    plan: Plan, rate: Rate, refused: SplitbitError | None, view: TrainingView, as_json: bool
+) -> None:
+    """Show a plan, and then raise why it would be refused, if it would."""
+    from splitbit_kit.cli.plan_view import plan_lines, plan_values
+
+    for line in plan_lines(plan, rate):
+        view.notify(line)
+    if as_json:
+        emit(PLAN_KEYS, plan_values(plan, rate))
+    if refused is not None:
+        raise refused
+
+
+def refuse_with_resume(
+    resume: Path, file: Path | None, out: Path | None, overwrite: bool, dry_run: bool
+) -> None:
     """Raise UsageError for what makes no sense beside --resume, whatever the run is."""
     from splitbit_kit.api import UsageError
 
@@ -326,18 +457,18 @@ def refuse_with_resume(resume: Path, file: Path | None, out: Path | None, overwr
         raise UsageError(f"--out: a resumed run stays where it is, in {resume}")
     if overwrite:
         raise UsageError("--overwrite: a run is either replaced or resumed; leave one of them out")
+    if dry_run:
+        raise UsageError("--dry-run: it plans a new run; leave --resume out")
 
 
 def changes(
-    context: click.Context, texts: Sequence[str], preset: str | None, assignments: Sequence[str]
+    context: click.Context, texts: Sequence[str], assignments: Sequence[str], **names: str | None
 ) -> dict[str, Any]:
     """Return all that was said about a run to resume, for the run to judge: key -> value."""
     from splitbit_kit.text.corpus import absolute
     from splitbit_kit.training.config import parse_assignment
 
-    found: dict[str, Any] = {}
-    if preset is not None:
-        found["preset"] = preset
+    found: dict[str, Any] = {key: name for key, name in names.items() if name is not None}
     if texts:
         found["data.paths"] = [absolute(path) for path in texts]
     return {**found, **dict(map(parse_assignment, assignments)), **given(context)}
@@ -348,6 +479,7 @@ def values(started: RunStarted, ended: RunEnded) -> dict[str, Any]:
     return {
         "run": str(started.folder),
         "preset": started.config["preset"],
+        "tier": started.config["tier"],
         "parameters": started.parameters,
         **started.config["compute"],
         "reason": ended.reason,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import groupby
 from math import prod
 from typing import Any
 
 import numpy as np
-from ml_dtypes import bfloat16
 
-from splitbit_kit.api import Param, SplitbitError
+from splitbit_kit.api import PackedTensor, Param, SplitbitError
 from splitbit_kit.engine.workspace import ALIGNMENT, aligned
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,12 +26,60 @@ class ParamSpec:
     std: float = 0.0
     fill: float = 0.0
     decay: bool = False
+    hidden: bool = False
 
 
-class ParameterStore:
+class Neighbours:
+    """Parameters that lie side by side in one flat buffer; `splitbit_kit.api.Parameters`."""
+
+    def __init__(
+        self,
+        values: Array,
+        decayed: int,
+        matrices: int,
+        params: Mapping[str, Param],
+        places: Mapping[str, tuple[int, int]],
+        version: int = 0,
+    ) -> None:
+        self.values = values
+        self.decayed = decayed
+        self.matrices = matrices
+        self.version = version
+        self._params = params
+        self._places = places  # name -> first, stop
+
+    def __iter__(self) -> Iterator[Param]:
+        """Yield the trainable parameters, in buffer order."""
+        return iter(self._params.values())
+
+    def view(self, flat: Array, param: Param) -> Array:
+        """Return the part of another flat array (P,) that belongs to a parameter, in its shape."""
+        start, stop = self._places[param.name]
+        return flat[start:stop].reshape(param.shape)
+
+    def parts(self, chosen: Callable[[Param], bool]) -> Sequence[tuple[slice, Neighbours]]:
+        """Return the chosen parameters: each run of neighbours as (its place, it alone)."""
+        runs = (list(run) for wanted, run in groupby(self, chosen) if wanted)
+        return [self._part({param.name: param for param in run}) for run in runs]
+
+    def _part(self, params: Mapping[str, Param]) -> tuple[slice, Neighbours]:
+        places = {name: self._places[name] for name in params}
+        start, stop = next(iter(places.values()))[0], max(stop for _, stop in places.values())
+        decayed, matrices = (
+            min(max(border - start, 0), stop - start) for border in (self.decayed, self.matrices)
+        )
+        moved = {name: (first - start, last - start) for name, (first, last) in places.items()}
+        place = slice(start, stop)
+        part = Neighbours(
+            self.values[place], decayed, matrices, params, moved, version=self.version
+        )
+        return place, part
+
+
+class ParameterStore(Neighbours):
     """All parameters of a model: the trainable ones in one flat buffer, frozen ones beside it.
 
-    Implements `splitbit_kit.api.Parameters`. Decayed matrices come first, other matrices next,
+    Decayed matrices come first, other matrices next,
     vectors last, each group in the order of the specs, each parameter at a multiple of 64 bytes.
     """
 
@@ -47,30 +95,28 @@ class ParameterStore:
         for spec in specs:
             if spec.decay and len(spec.shape) < 2:
                 raise ValueError(f"{spec.name}: only matrices decay, not shape {spec.shape}")
+            if spec.hidden and len(spec.shape) != 2:
+                raise ValueError(f"{spec.name}: hidden is a matrix, not shape {spec.shape}")
         specs.sort(key=lambda spec: (len(spec.shape) < 2, not spec.decay))
         self.dtype = np.dtype(dtype)
-        self.version = 0
-        self.decayed = self.matrices = 0
-        self._places: dict[str, tuple[int, int]] = {}
+        decayed = matrices = 0
+        places: dict[str, tuple[int, int]] = {}
         step = ALIGNMENT // self.dtype.itemsize
         end = 0
         for spec in specs:
             size = prod(spec.shape)
-            self._places[spec.name] = (end, end + size)
+            places[spec.name] = (end, end + size)
             end += -(-size // step) * step
             if len(spec.shape) >= 2:
-                self.matrices = end
-                self.decayed = end if spec.decay else self.decayed
-        self.values = aligned((end,), self.dtype, zero=True)
-        self._params: dict[str, Param] = {}
+                matrices = end
+                decayed = end if spec.decay else decayed
+        values = aligned((end,), self.dtype, zero=True)
+        params: dict[str, Param] = {}
         for spec in specs:
-            start, stop = self._places[spec.name]
-            value = self.values[start:stop].reshape(spec.shape)
-            self._params[spec.name] = Param(spec.name, value, decay=spec.decay)
-
-    def __iter__(self) -> Iterator[Param]:
-        """Yield the trainable parameters, in buffer order."""
-        return iter(self._params.values())
+            start, stop = places[spec.name]
+            value = values[start:stop].reshape(spec.shape)
+            params[spec.name] = Param(spec.name, value, decay=spec.decay, hidden=spec.hidden)
+        super().__init__(values, decayed, matrices, params, places)
 
     def __getitem__(self, name: str) -> Param:
         """Return a handle, trainable or frozen, by name."""
@@ -84,11 +130,6 @@ class ParameterStore:
     def count(self) -> int:
         """How many trainable numbers there are, without the gaps between parameters."""
         return sum(stop - start for start, stop in self._places.values())
-
-    def view(self, flat: Array, param: Param) -> Array:
-        """Return the part of another flat array (P,) that belongs to a parameter, in its shape."""
-        start, stop = self._places[param.name]
-        return flat[start:stop].reshape(param.shape)
 
     def zeros(self) -> Array:
         """Return a new flat array (P,) of zeros, for gradients or optimizer state."""
@@ -125,11 +166,16 @@ class ParameterStore:
         self.updated()
 
 
-WEIGHT_DTYPES = tuple(np.dtype(t) for t in (np.float32, np.float64, np.float16, bfloat16))
+WEIGHT_DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
-def check_tensors(arrays: Mapping[str, Array], specs: Iterable[ParamSpec], origin: str) -> None:
-    """Raise SplitbitError, naming the tensor, unless the arrays are exactly those of the specs."""
+def check_tensors(
+    arrays: Mapping[str, Array | PackedTensor], specs: Iterable[ParamSpec], origin: str
+) -> None:
+    """Raise SplitbitError, naming the tensor, unless the arrays are exactly those of the specs.
+
+    Packed ones need only have the shape.
+    """
     expected = {spec.name: spec.shape for spec in specs}
     for name, shape in expected.items():
         array = arrays.get(name)
@@ -139,10 +185,10 @@ def check_tensors(arrays: Mapping[str, Array], specs: Iterable[ParamSpec], origi
             raise SplitbitError(
                 f"{origin}: tensor {name} has shape {array.shape}, the configuration says {shape}"
             )
-        if array.dtype not in WEIGHT_DTYPES:
+        if isinstance(array, np.ndarray) and array.dtype.name not in WEIGHT_DTYPES:
             raise SplitbitError(
                 f"{origin}: tensor {name} is {array.dtype}; "
-                f"one of {', '.join(map(str, WEIGHT_DTYPES))} is expected"
+                f"one of {', '.join(WEIGHT_DTYPES)} is expected"
             )
     # a bias that the configuration leaves out would change every result, and nobody would notice
     if more := sorted(arrays.keys() - expected.keys()):

@@ -27,8 +27,9 @@ _FORMAT = "splitbit-kit checkpoint 1"
 _STATE, _MANIFEST, _TENSORS = "state.json", "manifest.json", ".safetensors"
 _JSON_CAP = 16 * 2**20
 _OLD = ".old"  # moved aside while its successor is named; still a checkpoint until that stands
+_COPIES = "model-*"  # what packed copies of a model are called, in the same folder
 _FOLDER = re.compile(rf"step-([0-9]{{6,18}})({re.escape(_OLD)})?")
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # no path out of the folder, on any system
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")  # no path out of the folder, on any system
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -164,13 +165,24 @@ def prune(parent: Path, keep: int, protected: Collection[int] = ()) -> list[Path
 def replace_model(folder: Path, model: Tensors) -> Path:
     """Return `folder/model.safetensors`, durably replaced in one step; for `best/` and `final/`.
 
-    Raises SplitbitError, with the model that stood there before untouched.
+    Packed copies of the one before are deleted first, and durably: at no moment does one stand
+    beside another model. Raises SplitbitError, with the model that stood there before untouched.
     """
     durable.make_folder(folder)
     durable.remove_temporaries(folder)
     path = folder / f"model{_TENSORS}"
+    if copies := list(folder.glob(f"{_COPIES}{_TENSORS}")):
+        for copy in copies:
+            with durable.explained(copy, "remove it"):
+                copy.unlink()
+        durable.fsync_folder(folder)
     safetensors.write(path, *model)
     return path
+
+
+def copy_name(form: str) -> str:
+    """Return what the copy of a model in a packed format is called, `model-q8_0`."""
+    return _COPIES.replace("*", form.replace(":", "-"))  # a qualified name; no colons on Windows
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -7,7 +7,7 @@ them, which a resumed run writes again.
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,27 @@ def read(path: Path) -> list[dict[str, Any]]:
 
     Raises SplitbitError naming the number of any other line that is no JSON object.
     """
-    rows = []
+    return list(rows(path))
+
+
+def rows(
+    path: Path, damaged: Callable[[SplitbitError], None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows one by one, so that a file of any length can be read; as `read` otherwise.
+
+    damaged: told of a line that is no JSON object, which is then passed over instead of raised.
+    """
     for number, line in enumerate(_whole_lines(path), start=1):
-        where = f"{path}: line {number}"
-        row = strict_json.parse(line, where)
-        if not isinstance(row, dict):
-            raise SplitbitError(f"{where}: an object is expected")
-        rows.append(row)
-    return rows
+        try:
+            row = strict_json.parse(line, where := f"{path}: line {number}")
+            if not isinstance(row, dict):
+                raise SplitbitError(f"{where}: an object is expected")
+        except SplitbitError as error:
+            if damaged is None:
+                raise
+            damaged(error)
+        else:
+            yield row
 
 
 def cut_back(path: Path, step: int, kinds: Mapping[str, int] | None = None) -> int:

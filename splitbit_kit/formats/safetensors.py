@@ -17,35 +17,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from splitbit_kit.api.errors import SplitbitError
 from splitbit_kit.formats import strict_json
+from splitbit_kit.formats.dtypes import DTYPES, code_of
 from splitbit_kit.formats.durable import Written, replace_file
 from splitbit_kit.formats.untrusted import opened, shown
 
 Array = NDArray[Any]
-
-DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "I64": np.dtype("<i8"),
-    "I32": np.dtype("<i4"),
-    "I16": np.dtype("<i2"),
-    "I8": np.dtype("i1"),
-    "U64": np.dtype("<u8"),
-    "U32": np.dtype("<u4"),
-    "U16": np.dtype("<u2"),
-    "U8": np.dtype("u1"),
-    "BOOL": np.dtype("?"),
-}
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 HEADER_CAP = 100_000_000  # bytes; the official reader's
 MOST_DIMENSIONS = 64  # NumPy's
@@ -83,7 +64,7 @@ def encode(
         array = arrays[name]
         if not isinstance(name, str) or name == "__metadata__":
             raise SplitbitError(f"{where}: {shown(name)} cannot be the name of a tensor")
-        code = _CODES.get(array.dtype.newbyteorder("<"))
+        code = code_of(array.dtype)
         if code is None:
             raise SplitbitError(
                 f"{where}: tensor {shown(name)} is {array.dtype}; one of {', '.join(DTYPES)} "

@@ -50,8 +50,11 @@ def parameter_specs(config: ModelConfig, vocabulary: int) -> list[ParamSpec]:
     specs: list[ParamSpec] = []
 
     def matrix(name: str, rows: int, columns: int, std: float = 0.02) -> None:
-        specs.append(ParamSpec(f"{name}.weight", (rows, columns), std=std, decay=True))
-        if config.bias and name.startswith("layers."):
+        hidden = name.startswith("layers.")
+        specs.append(
+            ParamSpec(f"{name}.weight", (rows, columns), std=std, decay=True, hidden=hidden)
+        )
+        if config.bias and hidden:
             specs.append(ParamSpec(f"{name}.bias", (rows,)))
 
     def norm(name: str) -> None:

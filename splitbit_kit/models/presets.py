@@ -10,8 +10,6 @@ from typing import Any
 
 from splitbit_kit.api import UsageError
 
-DEFAULT = "tiny-llama"
-
 
 @cache
 def _all() -> dict[str, dict[str, Any]]:

@@ -20,9 +20,10 @@ from splitbit_kit.registry.commands import commands
 from splitbit_kit.registry.contract import EVENT_HOOKS, HOOKS, KINDS, OFFER_TYPES
 from splitbit_kit.registry.listing import STATUSES, Row
 from splitbit_kit.registry.loading import Plugin
-from splitbit_kit.registry.options import Option, options_of
+from splitbit_kit.registry.options import Option, check_options, options_of
 from splitbit_kit.registry.registry import Registry
 from splitbit_kit.registry.selection import PluginOptions
+from splitbit_kit.registry.wording import say
 
 __all__ = [
     "EVENT_HOOKS",
@@ -35,6 +36,8 @@ __all__ = [
     "PluginOptions",
     "Registry",
     "Row",
+    "check_options",
     "commands",
     "options_of",
+    "say",
 ]

@@ -21,12 +21,12 @@ def plain_hardware() -> Hardware:
     return Hardware(
         threads=threads,
         cores=threads,
-        memory_bytes=memory,
+        memory_bytes=memory if memory > 0 else 10**9,
         tier=TIERS[0],
         sources={
             "threads": source,
             "cores": f"{unknown}: as many as threads",
-            "memory_bytes": "memory of the system" if memory else unknown,
+            "memory_bytes": "memory of the system" if memory > 0 else f"{unknown}: 1 GB",
             "tier": f"{unknown}: the least",
         },
     )

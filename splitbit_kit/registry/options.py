@@ -43,6 +43,13 @@ class Option:
             return bool in allowed
         return any(isinstance(value, _PLAIN[kind]) for kind in allowed)
 
+    @property
+    def wanted(self) -> str:
+        """What is accepted, in words, such as "float" or "one of linear, exponential"."""
+        if get_origin(self.annotation) is Literal:
+            return f"one of {', '.join(map(str, get_args(self.annotation)))}"
+        return str(getattr(self.annotation, "__name__", self.annotation))
+
 
 def options_of(offer: Any) -> dict[str, Option]:
     """Return the options of an offer by name: the parameters of its `build` that have defaults."""
@@ -63,10 +70,7 @@ def check_options(what: str, offer: Any, given: Mapping[str, Any]) -> None:
         if name not in parameters:
             raise UsageError(f"{what}: there is no option {name}{nearest(name, known)}")
         if name in known and not known[name].accepts(value):
-            wanted = known[name].annotation
-            raise UsageError(
-                f"{what}: {name} = {value!r}; {getattr(wanted, '__name__', wanted)} is expected"
-            )
+            raise UsageError(f"{what}: {name} = {value!r}; {known[name].wanted} is expected")
 
 
 def _parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:

@@ -66,6 +66,10 @@ class Registry:
         """
         return self._claim(kind, name).offer
 
+    def distribution(self, kind: str, name: str) -> str:
+        """Return the distribution that brings an offer. Raises as `offer` does."""
+        return self._claim(kind, name).entry.distribution
+
     def build(self, kind: str, name: str, /, *args: Any, **options: Any) -> Any:
         """Return what an offer builds. Options are checked by name, and by type where it is plain.
 

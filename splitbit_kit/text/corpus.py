@@ -1,34 +1,35 @@
 """Files to documents: which files are the corpus, what they hold, and their text in pieces.
 
-`scan` reads everything once, so that bad files are known before any work starts, and returns a
-`Corpus`: the report of what was read and what was skipped, and the hash of the text. `documents`
+`survey` reads everything once and says of each file what it is, so that bad files are known before
+any work starts; `scan` makes a `Corpus` of that, with the hash of the text, or raises. `documents`
 reads it again, as often as wanted. A document is an iterator of pieces of text (a file, or a row of
-a .jsonl file), so that a huge one is never in memory; read each before you ask for the next.
+a .jsonl or .parquet file), so that a huge one is never in memory; read each before you ask for the
+next.
 """
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitbit_kit.api.errors import SplitbitError, UsageError
-from splitbit_kit.text import decoding
-from splitbit_kit.text.decoding import NotTextError
+from splitbit_kit.api.errors import SplitbitError
+from splitbit_kit.text import decoding, files, parquet
+from splitbit_kit.text.decoding import EXPECTED, NotTextError
+from splitbit_kit.text.files import BUILTIN, Found, Skipped
+from splitbit_kit.text.progress import Progress, unheard
 
-BUILTIN = "builtin"
-_EXPECTED = "expected .txt, .jsonl, or .gz of either"
+COLUMN = "text"  # of a row, unless another is named
 
 Document = Iterator[str]
-Identity = tuple[int, int] | str  # device and number of a file or folder; the built-in corpus
 
 
 @dataclass(frozen=True)
 class TextFile:
     """One file that was read, `size` in bytes as it lies on the disk.
 
-    `encoding` is the one used, `marked` whether the file's byte order mark chose it.
+    `encoding` is the one used, `marked` whether the file's byte order mark chose it. `nuls` and
+    `returns` count the characters NUL and CR; `sha256` is the hash of this file's documents.
     """
 
     path: str
@@ -37,23 +38,35 @@ class TextFile:
     size: int
     documents: int
     characters: int
+    nuls: int
+    returns: int
+    sha256: str
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """One member of a folder that was left out, and why."""
+class Refused:
+    """What nobody can go on with: a named file that is not text, a bad row, a missing path."""
 
     path: str
-    reason: str
+    error: SplitbitError
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What was read, what was skipped, and `sha256`, the hash of the documents' text."""
+    """What was read, what was skipped, and `sha256`, the hash of the documents' text.
+
+    `column` is the field of a row that holds its text.
+    """
 
     files: tuple[TextFile, ...]
     skipped: tuple[Skipped, ...]
     sha256: str
+    column: str = COLUMN
+
+    @property
+    def characters(self) -> int:
+        """Return how many characters all files hold."""
+        return sum(file.characters for file in self.files)
 
 
 class ContentHash:
@@ -62,20 +75,25 @@ class ContentHash:
     def __init__(self) -> None:
         self._documents = hashlib.sha256()
 
-    def through(self, document: Iterable[str]) -> Document:
-        """Yield the pieces of a document; it counts once its last piece was taken."""
+    def through(self, document: Iterable[str], *also: "ContentHash") -> Document:
+        """Yield the pieces of a document; it counts, in the others too, once the last was taken."""
         text = hashlib.sha256()
         for piece in document:
             text.update(piece.encode())
             yield piece
         # A digest for each document keeps ("ab", "c") apart from ("a", "bc").
-        self._documents.update(text.digest())
+        for each in (self, *also):
+            each._documents.update(text.digest())
 
     def copy(self) -> "ContentHash":
         """Return an independent hash that has seen the same documents."""
         other = ContentHash()
-        other._documents = self._documents.copy()
+        other.become(self)
         return other
+
+    def become(self, other: "ContentHash") -> None:
+        """Have seen what the other has, and nothing else."""
+        self._documents = other._documents.copy()
 
     def hexdigest(self) -> str:
         """Return the SHA-256 of the documents so far, as 64 hexadecimal digits."""
@@ -87,40 +105,72 @@ def scan(
     encoding: str | None = None,
     strict: bool = False,
     held_out: Corpus | None = None,
+    column: str = COLUMN,
+    progress: Progress = unheard,
 ) -> Corpus:
     """Return the corpus in files and folders, every real file read once, folders in sorted order.
 
+    What is read, and how, says `survey`. Members of folders that are not text are skipped with a
+    reason; `strict` makes them errors. Raises UsageError for a path that is missing or of another
+    kind, NotTextError for a named file that is not text, and SplitbitError for a bad row or when
+    there is nothing to read.
+    """
+    content = ContentHash()
+    read: list[TextFile] = []
+    skipped: list[Skipped] = []
+    for entry in survey(paths, encoding, held_out, column, content, progress):
+        if isinstance(entry, Refused):
+            raise entry.error
+        if isinstance(entry, TextFile):
+            read.append(entry)
+        elif strict and not entry.harmless:
+            raise NotTextError(entry.path, entry.reason)
+        else:
+            skipped.append(entry)
+    return Corpus(tuple(read), tuple(skipped), content.hexdigest(), column)
+
+
+def survey(
+    paths: Sequence[str | os.PathLike[str]],
+    encoding: str | None = None,
+    held_out: Corpus | None = None,
+    column: str = COLUMN,
+    content: ContentHash | None = None,
+    progress: Progress = unheard,
+) -> Iterator[TextFile | Skipped | Refused]:
+    """Yield what every file under the paths is, each read once; wrong paths first.
+
     The path "builtin" stands for the built-in corpus (a folder of that name is "./builtin").
-    A byte order mark decides a file's encoding, else `encoding`, else UTF-8. Members of folders
-    that are not text are skipped with a reason; `strict` makes them errors. The files of `held_out`
-    are skipped under whichever name they come. Raises UsageError for a path that is missing or of
-    another kind, NotTextError for a named file that is not text, and SplitbitError for a bad row or
-    when there is nothing to read.
+    A byte order mark decides a file's encoding, else `encoding`, else UTF-8; `column` is the field
+    of a row that holds its text. The files of `held_out` are skipped under whichever name they
+    come. `content` takes in the documents that are read. Raises UsageError for an unknown encoding.
     """
     encoding = decoding.checked_encoding(encoding) if encoding else None
-    content = ContentHash()
-    files: list[TextFile] = []
-    skipped: list[Skipped] = []
-    apart = {_identity(file.path) for file in held_out.files} if held_out else set()
-    for path, in_folder in _paths([os.fspath(path) for path in paths]):
-        if _is_among(path, apart):
-            skipped.append(Skipped(path, "it is held out for validation"))
-            continue
-        trial = content.copy()  # a file that turns out not to be text leaves no trace in the hash
+    content = ContentHash() if content is None else content
+    seen: files.Seen = {files.identity(f.path): None for f in held_out.files} if held_out else {}
+    found: list[Found | Skipped | Refused] = []
+    for name in dict.fromkeys(os.fspath(path) for path in paths):
         try:
-            files.append(_read(path, encoding, trial))
-            content = trial
-        except NotTextError as error:
-            if strict or not in_folder:
-                raise
-            skipped.append(Skipped(path, error.reason))
-    if not files:
-        why = (
-            f" ({len(skipped)} skipped; {skipped[0].path}: {skipped[0].reason})" if skipped else ""
-        )
-        named = ", ".join(map(str, paths)) or "no path was given"
-        raise SplitbitError(f"{named}: no text found; {_EXPECTED}{why}")
-    return Corpus(tuple(files), tuple(skipped), content.hexdigest())
+            found.extend(files.below(name, seen))
+        except SplitbitError as error:
+            found.append(Refused(name, error))
+    found.sort(key=lambda each: not isinstance(each, Refused))  # the others stay in order
+    total = sum(each.size for each in found if isinstance(each, Found)) or 1
+    before = 0
+    skipped: list[Skipped] = []
+    for each in found:
+        if isinstance(each, Found):
+            start, size = before / total, each.size / total
+            before += each.size
+            moved = _part(progress, start, size)
+            entry = _examined(each, encoding, column, content, moved)
+        else:
+            entry = each
+        if isinstance(entry, Skipped):
+            skipped.append(entry)
+        yield entry
+    if len(skipped) == len(found):
+        yield _nothing([os.fspath(path) for path in paths], skipped)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -128,10 +178,24 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return BUILTIN if os.fspath(path) == BUILTIN else str(Path(path).resolve())
 
 
-def documents(corpus: Corpus) -> Iterator[Document]:
-    """Yield the documents of a corpus, in its order, each an iterator of pieces of text."""
+def documents(
+    corpus: Corpus, moved: Callable[[float], None] = lambda share: None
+) -> Iterator[Document]:
+    """Yield the documents of a corpus, in its order, each an iterator of pieces of text.
+
+    `moved` is told which share of the text has been taken.
+    """
+    total, taken = corpus.characters or 1, 0
+
+    def counted(document: Document) -> Document:
+        nonlocal taken
+        for piece in document:
+            yield piece
+            taken += len(piece)
+            moved(taken / total)
+
     for file in corpus.files:
-        yield from _documents(file.path, file.encoding)
+        yield from map(counted, _documents(file.path, file.encoding, corpus.column))
 
 
 def builtin_documents() -> Iterator[Document]:
@@ -149,85 +213,79 @@ def builtin_documents() -> Iterator[Document]:
         yield iter((topics[name],))
 
 
-def _documents(path: str, encoding: str) -> Iterator[Document]:
+def _documents(
+    path: str, encoding: str, column: str, moved: Callable[[float], None] = lambda share: None
+) -> Iterator[Document]:
     if path == BUILTIN:
         yield from builtin_documents()
         return
-    pieces = decoding.pieces(path, encoding)
-    if decoding.kind(path) == ".jsonl":
-        for text in decoding.rows(path, pieces):
-            yield iter((text,))
+    kind = decoding.kind(path)
+    if kind == ".parquet":
+        texts = parquet.rows(path, column, moved)
+    elif kind == ".jsonl":
+        texts = decoding.rows(path, decoding.pieces(path, encoding, moved), column)
     else:
-        yield pieces
+        yield decoding.pieces(path, encoding, moved)
+        return
+    for text in texts:
+        yield iter((text,))
 
 
-def _read(path: str, encoding: str | None, content: ContentHash) -> TextFile:
-    found = decoding.Encoding("utf-8", False)
+# ---- one file
+
+
+def _examined(
+    found: Found,
+    encoding: str | None,
+    column: str,
+    content: ContentHash,
+    moved: Callable[[float], None],
+) -> TextFile | Skipped | Refused:
+    trial = content.copy()  # a file that turns out not to be text leaves no trace in the hash
+    try:
+        file = _read(found.path, encoding, column, trial, moved)
+    except NotTextError as error:
+        if found.in_folder:
+            return Skipped(found.path, error.reason)
+        return Refused(found.path, error)
+    except SplitbitError as error:
+        return Refused(found.path, error)
+    content.become(trial)
+    return file
+
+
+def _read(
+    path: str,
+    encoding: str | None,
+    column: str,
+    content: ContentHash,
+    moved: Callable[[float], None],
+) -> TextFile:
+    used = decoding.Encoding("utf-8", False)
     if path != BUILTIN:
-        if decoding.kind(path) is None:
-            raise NotTextError(path, f"unknown kind of file; {_EXPECTED}")
-        found = decoding.detect(path, encoding)
-    count = characters = size = 0
-    for document in _documents(path, found.name):
+        kind = decoding.kind(path)
+        if kind is None:
+            raise NotTextError(path, f"unknown kind of file; {EXPECTED}")
+        used = decoding.detect(path, None if kind == ".parquet" else encoding)
+    own = ContentHash()
+    count = characters = nuls = returns = size = 0
+    for document in _documents(path, used.name, column, moved):
         count += 1
-        for piece in content.through(document):
+        for piece in content.through(document, own):
             characters += len(piece)
+            nuls += piece.count("\0")
+            returns += piece.count("\r")
             size += len(piece.encode()) if path == BUILTIN else 0
-    return TextFile(path, *found, size or Path(path).stat().st_size, count, characters)
+    size = size or Path(path).stat().st_size
+    return TextFile(path, *used, size, count, characters, nuls, returns, own.hexdigest())
 
 
-def _paths(paths: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Yield (path, in a folder) for every file to read, each real file once."""
-    seen: set[Identity] = set()
-    for name in dict.fromkeys(paths):
-        path = Path(name)
-        with decoding.readable(name):
-            if name == BUILTIN:
-                yield name, False
-            elif not path.exists():
-                raise UsageError(
-                    f"{name}: no such file or folder; give text files, folders or {BUILTIN!r}"
-                )
-            elif path.is_dir():
-                if _is_new(path, seen):
-                    yield from ((str(member), True) for member in _members(path, seen))
-            elif decoding.kind(name) is None:
-                raise UsageError(f"{name}: unknown kind of file; {_EXPECTED}")
-            elif _is_new(path, seen):
-                yield name, False
+def _part(progress: Progress, start: float, size: float) -> Callable[[float], None]:
+    """Return what turns the share of one file into the share of all."""
+    return lambda share: progress("reading text", start + share * size)
 
 
-def _members(folder: Path, seen: set[Identity]) -> Iterator[Path]:
-    """Yield the files below a folder in sorted order, hidden ones left out, each real one once."""
-    with decoding.readable(str(folder)):
-        for path in sorted(folder.iterdir()):
-            if path.name.startswith("."):
-                continue
-            if not path.is_dir():
-                if not path.exists() or _is_new(path, seen):
-                    yield path
-            # A link to a folder above is a loop; following it would also read what lies beside us.
-            elif not folder.resolve().is_relative_to(path.resolve()) and _is_new(path, seen):
-                yield from _members(path, seen)
-
-
-def _identity(path: str | Path) -> Identity:
-    """Return what is the same for all names of a file or folder."""
-    if path == BUILTIN:
-        return BUILTIN
-    entry = Path(path).stat()
-    return entry.st_dev, entry.st_ino
-
-
-def _is_among(path: str, identities: set[Identity]) -> bool:
-    with suppress(OSError):  # a link to nothing is among none
-        return _identity(path) in identities
-    return False
-
-
-def _is_new(path: Path, seen: set[Identity]) -> bool:
-    """Return whether a file or folder is met for the first time, under whichever name."""
-    identity = _identity(path)
-    new = identity not in seen
-    seen.add(identity)
-    return new
+def _nothing(paths: Sequence[str], skipped: Sequence[Skipped]) -> Refused:
+    why = f" ({len(skipped)} skipped; {skipped[0].path}: {skipped[0].reason})" if skipped else ""
+    named = ", ".join(paths) or "no path was given"
+    return Refused(named, SplitbitError(f"{named}: no text found; {EXPECTED}{why}"))

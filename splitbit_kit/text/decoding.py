@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
@@ -20,7 +20,9 @@ from splitbit_kit.api.errors import SplitbitError, UsageError
 
 READ_BYTES = 1 << 20
 LONGEST_ROW = 1 << 26  # characters: a JSON row has to be in memory whole, so it needs a limit
-KINDS = (".txt", ".jsonl")
+KINDS = (".txt", ".jsonl", ".parquet")
+ZIPPED = (".txt", ".jsonl")  # those that may be in gzip
+EXPECTED = "expected .txt, .jsonl, .gz of either, or .parquet"
 
 # The marks of UTF-32 come first: the little-endian one starts with that of UTF-16.
 _MARKS = (
@@ -48,9 +50,11 @@ class Encoding(NamedTuple):
 
 
 def kind(path: str) -> str | None:
-    """Return ".txt" or ".jsonl" by the file's name, a last ".gz" aside; None for any other name."""
-    suffix = Path(path.lower().removesuffix(".gz")).suffix
-    return suffix if suffix in KINDS else None
+    """Return one of KINDS by the file's name, a last ".gz" aside; None for any other name."""
+    name = path.lower()
+    plain = name.removesuffix(".gz")
+    suffix = Path(plain).suffix
+    return suffix if suffix in (KINDS if plain == name else ZIPPED) else None
 
 
 def checked_encoding(encoding: str) -> str:
@@ -70,22 +74,26 @@ def detect(path: str, encoding: str | None = None) -> Encoding:
     Raises NotTextError if `path` is not a regular file (a pipe can not be read twice) or a broken
     gzip file, and SplitbitError if it can not be read.
     """
-    with readable(path), _open(path) as stream:
+    with readable(path), _open(path) as (stream, _):
         start = stream.read(4)
     marked = (Encoding(name, True) for mark, name in _MARKS if start.startswith(mark))
     return next(marked, Encoding(encoding or "utf-8", False))
 
 
-def pieces(path: str, encoding: str) -> Iterator[str]:
+def pieces(
+    path: str, encoding: str, moved: Callable[[float], None] = lambda share: None
+) -> Iterator[str]:
     """Yield a file's text in pieces of at most READ_BYTES bytes, without the byte order mark.
 
-    `encoding` is the name that `detect` returned. Raises NotTextError at bytes that do not decode,
-    with their offset (in a gzip file, the offset after decompression), and at text dense in NULs.
+    `encoding` is the name that `detect` returned. `moved` is told the share of the file that is
+    done. Raises NotTextError at bytes that do not decode, with their offset (in a gzip file, the
+    offset after decompression), and at text dense in NULs.
     """
     decoder = codecs.getincrementaldecoder(encoding)()
     offset = 0
     begun = False
-    with readable(path), _open(path) as stream:
+    with readable(path), _open(path) as (stream, raw):
+        size = os.fstat(raw.fileno()).st_size or 1
         while True:
             block = stream.read(READ_BYTES)
             pending = len(decoder.getstate()[0])
@@ -101,25 +109,26 @@ def pieces(path: str, encoding: str) -> Iterator[str]:
                 _refuse_binary(path, text)
             if text:
                 yield text
+            moved(raw.tell() / size)
             if not block:
                 return
             offset += len(block)
 
 
-def rows(path: str, pieces: Iterable[str]) -> Iterator[str]:
-    """Yield the field `text` of each JSON row; blank lines are passed over.
+def rows(path: str, pieces: Iterable[str], column: str = "text") -> Iterator[str]:
+    """Yield the field `column` of each JSON row; blank lines are passed over.
 
-    Raises SplitbitError naming file and line at a row that is not an object with a string `text`.
+    Raises SplitbitError naming file and line at a row that is not an object with a string there.
     """
     for number, line in enumerate(_lines(path, pieces), start=1):
         if not line or line.isspace():
             continue
         try:
             row = json.loads(line)
-            row["text"].encode()
+            row[column].encode()
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-            raise SplitbitError(f"{path}, line {number}: {_bad_row(error)}") from None
-        yield row["text"]
+            raise SplitbitError(f"{path}, line {number}: {_bad_row(error, column)}") from None
+        yield row[column]
 
 
 def _lines(path: str, pieces: Iterable[str]) -> Iterator[str]:
@@ -141,12 +150,12 @@ def _lines(path: str, pieces: Iterable[str]) -> Iterator[str]:
     yield "".join(parts)
 
 
-def _bad_row(error: Exception) -> str:
+def _bad_row(error: Exception, column: str) -> str:
     if isinstance(error, UnicodeEncodeError):
         return f"a lone surrogate at character {error.start} of the text, which is no text"
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON ({error.msg} at column {error.colno}); expected one object in each line"
-    return 'expected a JSON object with a string in the field "text"'
+    return f'expected a JSON object with a string in the field "{column}" (--text-column NAME)'
 
 
 def _undecodable(encoding: str, offset: int) -> str:
@@ -168,12 +177,17 @@ def _refuse_binary(path: str, text: str) -> None:
         )
 
 
-def _open(path: str) -> BinaryIO:
+@contextmanager
+def _open(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Give the bytes of a file, unzipped if need be, and the file as it lies on the disk."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 (a pipe would block in open)
-        raise NotTextError(path, "not a regular file; expected .txt, .jsonl, or .gz of either")
-    if path.lower().endswith(".gz"):
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    return Path(path).open("rb")
+        raise NotTextError(path, f"not a regular file; {EXPECTED}")
+    with Path(path).open("rb") as raw:
+        if path.lower().endswith(".gz"):
+            with gzip.GzipFile(fileobj=raw, mode="rb") as unzipped:
+                yield cast(BinaryIO, unzipped), raw
+        else:
+            yield raw, raw
 
 
 @contextmanager

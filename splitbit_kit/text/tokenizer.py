@@ -28,7 +28,8 @@ from splitbit_kit.text.chunks import chunks, sample
 from splitbit_kit.text.tokenizer_file import KINDS, LEAST_VOCAB, Vocabulary
 
 DEFAULT_VOCAB = 4096
-SAMPLE_BYTES = 1 << 24  # text of one endless word, the worst there is, then takes about 1 GB
+SAMPLE_BYTES = 1 << 24
+_LONGEST_LEARNT = 256  # characters of a word: each merge walks through every word that it is in
 _BATCH = 64  # chunks handed to the library at once, which shares them among its threads
 
 Ids = NDArray[np.int32]
@@ -80,7 +81,7 @@ class Tokenizer:
             )
         texts = (_encodable([d] if isinstance(d, str) else d) for d in documents)
         if kind == "bpe":
-            cut = chain.from_iterable(map(chunks, texts))
+            cut = chain.from_iterable(chunks(text, _LONGEST_LEARNT) for text in texts)
             merges = _learn_merges(sample(cut, sample_bytes), vocab_size or DEFAULT_VOCAB)
             return cls(Vocabulary(kind, merges=merges))
         if kind == "char":

@@ -11,11 +11,13 @@ up to a vocabulary of 65,536 and four above. It is verified whole each time that
 
 import hashlib
 import json
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -25,6 +27,7 @@ from platformdirs import user_cache_path
 
 from splitbit_kit.api.errors import SplitbitError, UsageError
 from splitbit_kit.text.corpus import ContentHash, Corpus, documents
+from splitbit_kit.text.progress import Progress, unheard
 from splitbit_kit.text.tokenizer import Tokenizer
 
 FORMAT = "splitbit-kit tokens 1"  # counts up whenever the same text would give other ids
@@ -64,7 +67,12 @@ def cache_folder() -> Path:
     return Path(chosen) if chosen else user_cache_path("splitbit-kit")
 
 
-def token_file(corpus: Corpus, tokenizer: Tokenizer, folder: Path | None = None) -> TokenFile:
+def token_file(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    folder: Path | None = None,
+    progress: Progress = unheard,
+) -> TokenFile:
     """Return the ids of a corpus, from the cache `folder` if they are there, else made and kept.
 
     Where the folder can not be written, the ids go to a temporary file that vanishes with them, and
@@ -83,14 +91,14 @@ def token_file(corpus: Corpus, tokenizer: Tokenizer, folder: Path | None = None)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _replacing(path) as file:
-            _write(file, key, corpus, tokenizer)
+            _write(file, key, corpus, tokenizer, progress)
         return TokenFile(_opened(path, key, tokenizer.vocab_size), key, path, notice)
     except (_DamagedError, OSError) as error:
         notice = f"token cache: no use of {folder} ({error}); the tokens are in a temporary file"
     try:
         with tempfile.TemporaryFile() as unnamed:
             file = cast(BinaryIO, unnamed)
-            _write(file, key, corpus, tokenizer)
+            _write(file, key, corpus, tokenizer, progress)
             return TokenFile(_mapped(file, key, tokenizer.vocab_size), key, None, notice)
     except (_DamagedError, OSError) as error:
         raise SplitbitError(
@@ -115,10 +123,13 @@ def seen_ids(ids: Ids, vocab_size: int) -> NDArray[np.bool_]:
     seen = np.zeros(vocab_size, np.bool_)
     for start in range(0, len(ids), _CHUNK):
         seen[ids[start : start + _CHUNK]] = True
+        _let_go(ids)
     return seen
 
 
-def _write(file: BinaryIO, key: str, corpus: Corpus, tokenizer: Tokenizer) -> None:
+def _write(
+    file: BinaryIO, key: str, corpus: Corpus, tokenizer: Tokenizer, progress: Progress
+) -> None:
     """Write header and ids, and flush them to the disk. Memory: a piece of text and its ids."""
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
     end_of_text = np.array([tokenizer.end_of_text])
@@ -134,7 +145,7 @@ def _write(file: BinaryIO, key: str, corpus: Corpus, tokenizer: Tokenizer) -> No
 
     text = ContentHash()
     file.write(bytes(HEADER_BYTES))
-    for document in documents(corpus):
+    for document in documents(corpus, partial(progress, "tokenising")):
         before = count
         for ids in tokenizer.encode_pieces(text.through(document)):
             append(ids)
@@ -175,16 +186,22 @@ def _mapped(file: BinaryIO, key: str, vocab_size: int) -> Ids:
         raise _DamagedError("its header does not fit its name and size")
     if count == 0:  # an empty file can not be mapped
         return np.empty(0, dtype)
-    ids = np.memmap(file, dtype, mode="r", offset=HEADER_BYTES, shape=(count,))
     checksum = hashlib.sha256()
-    for start in range(0, count, _CHUNK):
-        part = ids[start : start + _CHUNK]
-        checksum.update(part.tobytes())
-        if part.max() >= vocab_size:
+    file.seek(HEADER_BYTES)
+    while part := file.read(_CHUNK * dtype.itemsize):  # read, since a map would count as memory
+        checksum.update(part)
+        if np.frombuffer(part, dtype).max() >= vocab_size:
             raise _DamagedError("it holds an id that is not in the vocabulary")
     if checksum.hexdigest() != header.get("sha256"):
         raise _DamagedError("its checksum does not hold")
-    return ids
+    return np.memmap(file, dtype, mode="r", offset=HEADER_BYTES, shape=(count,))
+
+
+def _let_go(ids: Ids) -> None:
+    """Give the memory back that a mapped file's pages take; they come again when they are read."""
+    mapping = getattr(ids, "_mmap", None)
+    if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # POSIX only
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 @contextmanager

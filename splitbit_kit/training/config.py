@@ -1,9 +1,9 @@
-"""A run's configuration: preset, then TOML file, then --set, then flags, every key checked."""
+"""A run's configuration: tier, preset, TOML file, --set, flags, the later winning; all checked."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from math import inf
@@ -14,8 +14,10 @@ import msgspec
 
 from splitbit_kit.api import PRECISIONS, UsageError
 from splitbit_kit.generate import Sampling
+from splitbit_kit.models import tiers
 from splitbit_kit.models.config import ModelConfig
-from splitbit_kit.models.presets import DEFAULT, preset
+from splitbit_kit.models.presets import preset
+from splitbit_kit.text.corpus import COLUMN
 from splitbit_kit.text.tokenizer_file import KINDS
 
 
@@ -25,6 +27,7 @@ class TokenizerConfig:
 
     kind: str = "bpe"
     vocab_size: int = 0  # the most ids; 0: the kind's own default
+    file: str = ""  # a tokenizer.json that decides both; empty: one is learnt from the text
 
     def __post_init__(self) -> None:
         _one_of("tokenizer.kind", self.kind, KINDS)
@@ -39,8 +42,11 @@ class DataConfig:
     encoding: str = ""  # empty: by byte-order mark, UTF-8 otherwise
     validation: str | float = 0.1  # a share of the tokens, the last ones, or a file
     strict: bool = False  # True: a file in a folder that is not text is an error
+    column: str = COLUMN  # of .jsonl and .parquet: the field of a row that holds its text
 
     def __post_init__(self) -> None:
+        if not self.column:
+            raise UsageError("data.column: empty; the name of a column is expected, such as text")
         if not isinstance(self.validation, str) and not 0 < self.validation < 1:
             raise UsageError(
                 f"data.validation: {self.validation} is not a share between 0 and 1, nor a file"
@@ -53,19 +59,20 @@ class TrainConfig:
 
     steps: int = 0  # 0: what `epochs` says
     epochs: float = 0.0
-    batch_size: int = 8  # sequences a micro-batch
+    batch_size: int = 0  # sequences a micro-batch; 0: the tier's
     seq_len: int = 0  # 0: the model's context
     seed: int = 1
     grad_accum: int = 1  # micro-batches a step
     grad_clip: float = 1.0  # greatest global norm; 0: none
     non_finite: str = "stop"  # or "skip": leave out the step
     eval_every: int = 0  # 0: ten times a run
+    check_resources: bool = True  # refuse to begin where memory or disk is too small
 
     def __post_init__(self) -> None:
         for key, least in (
             ("steps", 0),
             ("epochs", 0),
-            ("batch_size", 1),
+            ("batch_size", 0),
             ("seq_len", 0),
             ("seed", 0),
             ("grad_accum", 1),
@@ -114,6 +121,22 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class QuantizeConfig:
+    """Packed copies of the best model, and of checkpoints; they change nothing in the training."""
+
+    format: str = "none"  # a quantizer's name; auto: the tier's
+    every: int = 0  # steps between checkpoints that are packed too; 0: none is
+    options: dict[str, Any] = field(default_factory=dict)  # of the quantizer
+
+    def __post_init__(self) -> None:
+        _at_least("quantize.every", self.every, 0)
+        if not self.format:
+            raise UsageError("quantize.format: empty; a format's name, auto or none is expected")
+        if self.every and self.format == "none":
+            raise UsageError(f"quantize.every: {self.every}, but in which format? use --quantizer")
+
+
+@dataclass(frozen=True)
 class SampleConfig:
     """Text written while training."""
 
@@ -140,6 +163,18 @@ class SampleConfig:
 
 
 @dataclass(frozen=True)
+class TrackConfig:
+    """Who else records the run; metrics.jsonl is always written."""
+
+    names: list[str] = field(default_factory=list)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # tracker -> its options
+
+    def __post_init__(self) -> None:
+        for name in self.options:
+            _one_of("track.options", name, self.names or ["track.names, which is empty"])
+
+
+@dataclass(frozen=True)
 class ComputeConfig:
     """What does the arithmetic."""
 
@@ -156,7 +191,8 @@ class ComputeConfig:
 class Config:
     """Everything that decides a run; `training.run.resolve` replaces every 0 and auto."""
 
-    preset: str = DEFAULT
+    tier: str = ""  # empty: the machine's
+    preset: str = tiers.pick(tiers.DEFAULT).preset
     model: ModelConfig = field(default_factory=ModelConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -164,8 +200,10 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
 
     def with_keys(self, **changes: Any) -> Config:
         """Return a copy with `section__key` replaced."""
@@ -179,8 +217,11 @@ class Config:
 
 
 SECTIONS: dict[str, type] = {
-    name: kind for name, kind in get_type_hints(Config).items() if name != "preset"
+    name: kind for name, kind in get_type_hints(Config).items() if kind is not str
 }
+NAMES = ("preset", "tier")
+"""What a configuration has besides sections."""
+
 _OPEN = ("optimizer", "scheduler")  # their further keys are the plugin's options
 
 
@@ -190,8 +231,19 @@ def build_config(
     assignments: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
     sections: Mapping[str, Any] | None = None,
+    *,
+    tier: str | None = None,
+    machine: str = tiers.DEFAULT,
+    lr_scale: Callable[[str], float] = lambda name: 1.0,
 ) -> Config:
     """Return the configuration from all sources, later ones winning.
+
+    preset_name, tier: what was asked for by name; else the file's; else the preset that the tier
+    picks, and the machine's tier. A tier decides only what neither the preset nor another source
+    does.
+
+    lr_scale: optimizer -> its usual learning rate as a multiple of adamw's. Where none but preset
+    or tier gives a rate, and another optimizer than theirs is named, the rate becomes its own.
 
     assignments: "section.key=value", the value as in TOML (a word that is no TOML value is taken as
     text). flags: "section.key" -> value. sections: what a file could hold, in its place. Raises
@@ -200,37 +252,51 @@ def build_config(
     layers: list[Mapping[str, Any]] = [sections or {}]
     if file is not None:
         loaded = _read_toml(file)
-        in_file = loaded.pop("preset", None)
-        preset_name = preset_name or in_file
+        in_file = {name: loaded.pop(name, None) for name in NAMES}
+        preset_name = preset_name or in_file["preset"]
+        tier = tier or in_file["tier"]
         layers.append(loaded)
-    preset_name = preset_name or DEFAULT
-    if not isinstance(preset_name, str):
-        raise UsageError(f"preset: {preset_name!r} is not a name")
+    picked = tiers.pick(tier := _name("tier", tier or machine))
+    preset_name = _name("preset", preset_name or picked.preset)
     layers.append(_nested(map(parse_assignment, assignments)))
     layers.append(_nested((flags or {}).items()))
-    merged: dict[str, Any] = preset(preset_name)
+    from_preset = preset(preset_name)
     for section in _OPEN:
-        _drop_options_of_another(section, merged, layers)
-    for layer in layers:
+        _drop_options_of_another(section, from_preset, layers)
+    merged: dict[str, Any] = picked.beside(preset_name)
+    for layer in (from_preset, *layers):
         for section, keys in layer.items():
             _mapping(section, keys)
             if "epochs" in keys and "steps" not in keys:
                 merged.get(section, {}).pop("steps", None)  # an earlier source's steps
             merged.setdefault(section, {}).update(keys)
-    return from_dict({"preset": preset_name, **merged})
+    if not any("lr" in layer.get("optimizer", ()) for layer in layers):
+        _take_own_rate(merged, from_preset, lr_scale)
+    return on_tier(from_dict({"preset": preset_name, **merged}), tier)
+
+
+def on_tier(config: Config, machine: str) -> Config:
+    """Return a configuration whose tier is named: its own, else the machine's.
+
+    The batch size is the tier's where it is 0.
+    """
+    tier = config.tier or machine
+    size = config.train.batch_size or tiers.pick(tier).batch_size
+    return replace(config, tier=tier).with_keys(train__batch_size=size)
 
 
 def from_dict(data: Mapping[str, Any]) -> Config:
     """Return a configuration from nested plain data; sections and keys left out keep defaults."""
     sections = {}
     for section, keys in data.items():
-        if section == "preset":
+        if section in NAMES:
             continue
         if section not in SECTIONS:
             raise UsageError(f"section {section!r} is not known{_nearest(section, SECTIONS)}")
         _mapping(section, keys)
         sections[section] = _section(section, dict(keys))
-    return Config(preset=data.get("preset", DEFAULT), **sections)
+    names: dict[str, Any] = {key: _name(key, data[key]) for key in NAMES if key in data}
+    return Config(**names, **sections)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -295,6 +361,24 @@ def _drop_options_of_another(
         if isinstance(keys, Mapping) and keys.get("name", ours.get("name")) != ours.get("name"):
             own = {f.name for f in fields(SECTIONS[section])}
             from_preset[section] = {k: v for k, v in ours.items() if k in own}
+
+
+def _take_own_rate(
+    merged: dict[str, Any], from_preset: Mapping[str, Any], lr_scale: Callable[[str], float]
+) -> None:
+    """Replace a learning rate that was chosen for another optimizer."""
+    ours = from_preset.get("optimizer", {}).get("name", OptimizerConfig.name)
+    keys = merged.get("optimizer", {})
+    name = keys.get("name", ours)
+    if name != ours:
+        rate = keys.get("lr", OptimizerConfig.lr) * lr_scale(name) / lr_scale(ours)
+        keys["lr"] = float(f"{rate:.6g}")
+
+
+def _name(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{key}: {value!r} is not a name")
+    return value
 
 
 def _mapping(section: str, keys: Any) -> None:

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from splitbit_kit.api import Context, Optimizer, Schedule, SplitbitError, State
+from splitbit_kit.compute import Compute
 from splitbit_kit.engine.optable import CacheStub, OpTable, Planner, Stub
-from splitbit_kit.engine.params import GradientBuffer
+from splitbit_kit.engine.params import GradientBuffer, ParameterStore
 from splitbit_kit.engine.tape import Tape
-from splitbit_kit.models.decoder import Decoder
+from splitbit_kit.models.decoder import Decoder, parameter_specs
+from splitbit_kit.registry import Registry
 from splitbit_kit.text.batches import Batch
+from splitbit_kit.training.config import Config
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -128,6 +131,38 @@ class Learner:
             tensor = f"gradient of {bad}" if bad else "none; the sum overflows"
         what = f"the loss is {loss}" if not isfinite(loss) else f"the gradient norm is {norm}"
         return f"step {step + 1}: {what}; first tensor that is not finite: {tensor}"
+
+
+def build_learner(
+    config: Config, vocabulary: int, compute: Compute, registry: Registry, *, sketch: bool = False
+) -> Learner:
+    """Return the learner that a resolved configuration means, before its first step.
+
+    sketch: any small weights will do, in a tenth of the time.
+    """
+    specs = parameter_specs(config.model, vocabulary)
+    params = ParameterStore(specs, compute.dtype)
+    if sketch:
+        noise = np.random.default_rng(0).normal(0, 0.02, 4099)
+        params.values[...] = np.resize(noise.astype(params.dtype), params.values.shape)
+        params.updated()
+    else:
+        params.initialise(specs, config.train.seed)
+    optimizer, scheduler = config.optimizer, config.scheduler
+    return Learner(
+        Decoder(config.model, params),
+        compute.table(train=True),
+        compute.context(grad=True, seed=config.train.seed),
+        registry.build("optimizer", optimizer.name, **optimizer.options),
+        registry.build(
+            "scheduler",
+            scheduler.name,
+            lr=optimizer.lr,
+            steps=config.train.steps,
+            **scheduler.options,
+        ),
+        grad_clip=config.train.grad_clip,
+    )
 
 
 def plan(decoder: Decoder, table: OpTable) -> None:

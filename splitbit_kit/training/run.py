@@ -4,42 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from splitbit_kit.api import Optimizer, Schedule, SplitbitError, UsageError
 from splitbit_kit.compute import Compute, choose
-from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.formats import durable, jsonl
 from splitbit_kit.formats.checkpoint import newest_valid
 from splitbit_kit.formats.lock import run_lock
-from splitbit_kit.models.decoder import Decoder, parameter_specs
+from splitbit_kit.models import tiers
+from splitbit_kit.quantize import Format
 from splitbit_kit.registry import Registry, options_of
 from splitbit_kit.text.batches import Windows, samples_for_epochs, steps_for_epochs
 from splitbit_kit.text.corpus import absolute
+from splitbit_kit.text.progress import Progress, unheard
 from splitbit_kit.text.tokenizer import Tokenizer
 from splitbit_kit.training.config import (
+    NAMES,
     Config,
     OptimizerConfig,
     SchedulerConfig,
     build_config,
     from_dict,
+    on_tier,
     to_dict,
 )
+from splitbit_kit.training.copies import Copies, chosen_format
 from splitbit_kit.training.data import Data, prepare
-from splitbit_kit.training.learner import Learner
+from splitbit_kit.training.learner import build_learner
+from splitbit_kit.training.machine import machine_facts, software_versions
+from splitbit_kit.training.plan import Plan, check, make_plan, refuse
+from splitbit_kit.training.rates import Rate, rate
 from splitbit_kit.training.run_folder import RunFolder, config_toml, new_folder
 from splitbit_kit.training.signals import stop_requests
+from splitbit_kit.training.summary import chosen, own_rate
+from splitbit_kit.training.tracking import Tracking
 from splitbit_kit.training.trainer import Listener, Trainer
 
 CHANGEABLE = (
     "train.steps",
     "train.epochs",
     "train.eval_every",
+    "train.check_resources",
     "checkpoint.save_every",
+    "quantize.format",
+    "quantize.every",
+    "quantize.options",
     "sample.every",
     "compute.backend",
+    "track.names",
+    "track.options",
 )
 """What a resumed run may set anew."""
 
@@ -59,6 +74,7 @@ class Surroundings:
     registry: Registry = field(default_factory=Registry)
     listeners: Sequence[Listener] = ()  # each gets every event
     notify: Callable[[str], None] = lambda line: None  # a line for the user
+    progress: Progress = unheard  # how far the text is, before the first step
 
 
 def train(
@@ -71,25 +87,96 @@ def train(
 ) -> Run:
     """Train a model and return the run.
 
-    config: a preset's name, nested plain data (section -> key -> value, "preset" -> name), or a
-    `Config`; the default preset if None. data: text files and folders; the built-in corpus if
-    empty. out: the run folder; runs/PRESET-N if None. Raises SplitbitError, and Interrupted after
-    saving if a signal asked the run to stop.
+    config: a preset's name, nested plain data (section -> key -> value, "preset" and "tier" ->
+    name), or a `Config`; what the machine's tier picks if None. data: text files and folders; the
+    built-in corpus if empty. out: the run folder; runs/PRESET-N if None. Raises SplitbitError, and
+    Interrupted after saving if a signal asked the run to stop.
     """
     around = around or Surroundings()
-    config = _with_absolute_paths(_as_config(config), data)
+    config, folder = _asked(config, data, out, overwrite, around)
+    tracking = Tracking(around.registry, config.track, around.notify)
+    around = replace(around, listeners=(*around.listeners, tracking))
+    with _trainer(folder, config, None, around) as trainer, tracking:
+        if overwrite:
+            _replace(trainer.folder, tracking)
+        else:
+            _refuse_run(trainer.folder)  # another training may have begun and ended here meanwhile
+            tracking.begin(trainer.folder.trackers)
+        trainer.folder.begin(trainer.config, trainer.data.tokenizer)
+        _tell_choice(trainer.config, around)
+        return Run(trainer.folder.path, trainer.run())
+
+
+def dry_run(
+    config: Config | Mapping[str, Any] | str | None = None,
+    data: Sequence[str | Path] | str | Path = (),
+    out: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    around: Surroundings | None = None,
+) -> tuple[Plan, Rate, SplitbitError | None]:
+    """Return what `train` would take, how fast it would go, and why it would refuse, if it would.
+
+    Arguments and errors are those of `train`. No run folder is written; token files and, where it
+    had to be measured, the speed are kept in the cache.
+    """
+    around = around or Surroundings()
+    config, folder = _asked(config, data, out, overwrite, around)
+    Tracking(around.registry, config.track, around.notify)  # refuses what `train` would
+    found = _prepare(config, None, around)
+    registry, path = around.registry, folder.path if folder else None
+    _tell_choice(found.config, around)
+    plan = make_plan(found.config, found.data, found.windows, registry, path)
+    refused = None
+    try:
+        refuse(plan, registry, found.data.tokenizer.vocab_size)
+    except SplitbitError as error:
+        refused = error
+    speed = rate(found.config, found.data, found.windows, plan, registry, around.notify)
+    return plan, speed, refused
+
+
+def _asked(
+    config: Config | Mapping[str, Any] | str | None,
+    data: Sequence[str | Path] | str | Path,
+    out: str | Path | None,
+    overwrite: bool,
+    around: Surroundings,
+) -> tuple[Config, RunFolder | None]:
+    """Return a new run's configuration and folder; what makes no sense in them is refused."""
+    config = _with_absolute_paths(_as_config(config, around.registry), data)
     if config.train.steps:
         config = config.with_keys(train__epochs=0.0)  # steps win
     config_toml(config)  # what could not be kept is refused before anything is written
     folder = RunFolder(Path(out)) if out else None
     if folder and not overwrite:
         _refuse_run(folder)
-    with _trainer(folder, config, None, around) as trainer:
-        if overwrite:
-            trainer.folder.clear()
-        _refuse_run(trainer.folder)  # another training may have begun and ended here meanwhile
-        trainer.folder.begin(trainer.config, trainer.data.tokenizer)
-        return Run(trainer.folder.path, trainer.run())
+    return config, folder
+
+
+def _tell_choice(config: Config, around: Surroundings) -> None:
+    around.notify(chosen(config, around.registry.probe()))
+    if line := own_rate(config, lr_scale_in(around.registry)):
+        around.notify(line)
+
+
+def _replace(folder: RunFolder, tracking: Tracking) -> None:
+    """Delete the run that is there, once the new one's trackers stand: one that cannot is no loss.
+
+    They are built where the old one's are, which are out of the way meanwhile.
+    """
+    aside = folder.path / durable.temporary_name()
+    had = folder.trackers.exists()
+    if had:
+        durable.rename_folder(folder.trackers, aside)
+    try:
+        tracking.begin(folder.trackers)
+    except BaseException:
+        if had:
+            durable.rename_folder(aside, folder.trackers)
+        raise
+    folder.clear(but=folder.trackers)
+    durable.remove_temporaries(folder.path)
 
 
 def _refuse_run(folder: RunFolder) -> None:
@@ -117,8 +204,11 @@ def resume(
     around = around or Surroundings()
     run = RunFolder(Path(folder))
     before = run.read_config()
-    config = changed(before, changes or {})
-    with _trainer(run, config, Tokenizer.load(run.tokenizer), around) as trainer:
+    # of a run from before there were tiers, the tier is the machine's
+    config = on_tier(changed(before, changes or {}), around.registry.probe().tier)
+    tracking = Tracking(around.registry, config.track, around.notify)
+    around = replace(around, listeners=(*around.listeners, tracking))
+    with _trainer(run, config, Tokenizer.load(run.tokenizer), around) as trainer, tracking:
         if run.read_config() != before:
             raise SplitbitError(f"{run.path}: another training changed this run; try again")
         restored = _restore(trainer, around.notify)
@@ -130,6 +220,7 @@ def resume(
                 f"backend {before.compute.backend} -> {trainer.config.compute.backend}: "
                 "from here on the bits differ from those of an uninterrupted run"
             )
+        tracking.begin(run.trackers)
         run.write_config(trainer.config)
         around.notify(
             f"resuming {run.path} at step {trainer.progress.step} of {trainer.config.train.steps}"
@@ -179,9 +270,22 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
         data["train"]["epochs"] = 0.0
     elif "train.epochs" in changes:
         data["train"]["steps"] = 0
+    if data["quantize"]["format"] != config.quantize.format:
+        _drop_format(data["quantize"], changes)
+    if "track.options" not in changes:
+        named, options = data["track"]["names"], data["track"]["options"]
+        data["track"]["options"] = {k: v for k, v in options.items() if k in named}
     if "compute.backend" in changes:
         data["compute"]["precision"] = _kept_precision(config)
     return from_dict(data)
+
+
+def _drop_format(quantize: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Take back what belonged to another format, unless it was said anew."""
+    if "quantize.options" not in changes:
+        quantize["options"] = {}
+    if quantize["format"] == "none" and "quantize.every" not in changes:
+        quantize["every"] = 0
 
 
 def _at(data: Mapping[str, Any], key: str) -> Any:
@@ -195,15 +299,26 @@ def _kept_precision(config: Config) -> str:
     return "fp64" if config.compute.precision == "fp64" else "auto"
 
 
-@contextmanager
-def _trainer(
-    folder: RunFolder | None, config: Config, tokenizer: Tokenizer | None, around: Surroundings
-) -> Iterator[Trainer]:
-    """Yield a trainer at step 0, with all that is needed read and built, the folder locked."""
+@dataclass(frozen=True)
+class _Prepared:
+    """A resolved configuration, with what was needed to resolve it."""
+
+    config: Config
+    compute: Compute
+    data: Data
+    windows: Windows
+    form: Format | None  # of the copies
+
+
+def _prepare(config: Config, tokenizer: Tokenizer | None, around: Surroundings) -> _Prepared:
+    """Return what a run is made of. Nothing is written but token files in the cache."""
     registry, notify = around.registry, around.notify
     _check_lengths(config)
-    optimizer = _optimizer(registry, config)
+    _optimizer(registry, config)
     _schedule(registry, config, max(config.train.steps, 1))
+    if config.quantize.format == "auto":
+        config = config.with_keys(quantize__format=tiers.pick(config.tier).format)
+    form = chosen_format(config.quantize, config.model, registry, notify)
     seq_len = config.train.seq_len or config.model.context
     compute = choose(
         registry,
@@ -212,7 +327,7 @@ def _trainer(
         config.compute.threads,
         notify,
     )
-    data = prepare(config.data, tokenizer or config.tokenizer, seq_len, notify)
+    data = prepare(config.data, tokenizer or config.tokenizer, seq_len, notify, around.progress)
     config, windows = resolve(config, data, compute, registry)
     warmup = config.scheduler.options.get("warmup_steps", 0)
     if warmup >= config.train.steps:
@@ -220,17 +335,24 @@ def _trainer(
             f"warm-up of {warmup} steps is no shorter than the run of {config.train.steps}: "
             "the learning rate never reaches its peak; lower scheduler.warmup_steps"
         )
-    specs = parameter_specs(config.model, data.tokenizer.vocab_size)
-    params = ParameterStore(specs, compute.dtype)
-    params.initialise(specs, config.train.seed)
-    learner = Learner(
-        Decoder(config.model, params),
-        compute.table(train=True),
-        compute.context(grad=True, seed=config.train.seed),
-        optimizer,
-        _schedule(registry, config, config.train.steps),
-        grad_clip=config.train.grad_clip,
-    )
+    return _Prepared(config, compute, data, windows, form)
+
+
+@contextmanager
+def _trainer(
+    folder: RunFolder | None, config: Config, tokenizer: Tokenizer | None, around: Surroundings
+) -> Iterator[Trainer]:
+    """Yield a trainer at step 0, with all that is needed read and built, the folder locked.
+
+    tokenizer: that of a run to resume. Raises SplitbitError if memory or disk is too small.
+    """
+    registry, notify = around.registry, around.notify
+    found = _prepare(config, tokenizer, around)
+    config, compute, data, windows = found.config, found.compute, found.data, found.windows
+    if config.train.check_resources:
+        path = folder.path if folder else None
+        check(config, data, windows, registry, path, begun=tokenizer is not None)
+    learner = build_learner(config, data.tokenizer.vocab_size, compute, registry)
     folder = folder or new_folder(config.preset)
     with run_lock(folder.path), stop_requests(notify) as should_stop:
         durable.remove_temporaries(folder.path)  # of a process that was killed
@@ -242,8 +364,15 @@ def _trainer(
             compute,
             windows,
             [*around.listeners, registry.event],
+            copies=Copies(found.form, folder.best, registry, notify),
             should_stop=should_stop,
             notify=notify,
+            machine=machine_facts(registry.probe()),
+            versions=software_versions(
+                (plugin.entry.distribution, plugin.entry.version)
+                for plugin in registry.plugins
+                if plugin.status == "ok"
+            ),
         )
 
 
@@ -316,20 +445,35 @@ def _schedule(registry: Registry, config: Config, steps: int) -> Schedule:
     return built
 
 
-def _as_config(config: Config | Mapping[str, Any] | str | None) -> Config:
+def _as_config(config: Config | Mapping[str, Any] | str | None, registry: Registry) -> Config:
+    machine = registry.probe().tier
     if isinstance(config, Config):
-        return config
+        return on_tier(config, machine)
     if isinstance(config, Mapping):
-        sections = {name: keys for name, keys in config.items() if name != "preset"}
-        return build_config(config.get("preset"), sections=sections)
-    return build_config(config)
+        sections = {key: keys for key, keys in config.items() if key not in NAMES}
+        preset, tier = (config.get(name) for name in NAMES)
+        return build_config(
+            preset, sections=sections, tier=tier, machine=machine, lr_scale=lr_scale_in(registry)
+        )
+    return build_config(config, machine=machine)
+
+
+def lr_scale_in(registry: Registry) -> Callable[[str], float]:
+    """Return what `build_config` asks for: optimizer -> its rate as a multiple of adamw's."""
+
+    def scale(name: str) -> float:
+        offered: float = registry.offer("optimizer", name).lr_scale
+        return offered
+
+    return scale
 
 
 def _with_absolute_paths(config: Config, data: Sequence[str | Path] | str | Path) -> Config:
     """Return the configuration with all its texts named so that a resume finds them anywhere."""
     paths = [data] if isinstance(data, str | Path) else list(data)
-    held_out = config.data.validation
+    held_out, tokenizer = config.data.validation, config.tokenizer.file
     return config.with_keys(
+        tokenizer__file=absolute(tokenizer) if tokenizer else "",
         data__paths=[absolute(path) for path in paths or config.data.paths],
         data__validation=absolute(held_out) if isinstance(held_out, str) else held_out,
     )

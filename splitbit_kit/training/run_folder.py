@@ -3,10 +3,13 @@
 runs/bard/
   config.toml      the whole configuration, resolved
   tokenizer.json
-  metrics.jsonl    one line a step, evaluation, sample and end
+  metrics.jsonl    one line a start, step, evaluation, sample and end
   checkpoints/step-000500/   all that is needed to go on, to the bit
   best/model.safetensors     lowest validation loss
+  best/model-q8_0.safetensors    the same, packed, if the run has a --quantizer
   final/model.safetensors    after the last step
+  trackers/NAME/   what a tracker that was asked for keeps
+  report.html      the page that `splitbit-kit report` makes of it
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from numpy.typing import NDArray
 from splitbit_kit.api import SplitbitError, UsageError
 from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.formats import checkpoint, durable, strict_json
+from splitbit_kit.formats.packed import Weights
 from splitbit_kit.formats.safetensors import Tensors
 from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.text.tokenizer import Tokenizer
@@ -71,6 +75,16 @@ class RunFolder:
         """The folder of the model after the last step."""
         return self.path / "final"
 
+    @property
+    def trackers(self) -> Path:
+        """The folders of the trackers that were asked for."""
+        return self.path / "trackers"
+
+    @property
+    def report(self) -> Path:
+        """The page about the run, if one was asked for."""
+        return self.path / "report.html"
+
     def holds_run(self) -> bool:
         """Whether a run was begun here."""
         return self.config.exists()
@@ -96,17 +110,19 @@ class RunFolder:
 
     def parts(self) -> list[Path]:
         """Return a run's own files and folders that exist, the configuration last."""
-        folders = (self.checkpoints, self.best, self.final)
-        files = (self.metrics, self.tokenizer, self.config)
+        folders = (self.checkpoints, self.best, self.final, self.trackers)
+        files = (self.report, self.metrics, self.tokenizer, self.config)
         return [part for part in (*folders, *files) if part.exists()]
 
-    def clear(self) -> None:
-        """Delete a run's own files, and nothing else.
+    def clear(self, but: Path | None = None) -> None:
+        """Delete a run's own files, and nothing else; `but` is one to leave.
 
         The configuration goes last: what a killed process left is a run still, and no new one will
         take it for its own.
         """
         for part in self.parts():
+            if part == but:
+                continue
             with durable.explained(part, "remove it"):
                 if part.is_dir() and not part.is_symlink():
                     shutil.rmtree(part)
@@ -167,7 +183,7 @@ def model_tensors(params: ParameterStore, header: ModelHeader) -> Tensors:
     return Tensors({param.name: param.array for param in params}, metadata)
 
 
-def read_header(model: Tensors, origin: str) -> ModelHeader:
+def read_header(model: Tensors | Weights, origin: str) -> ModelHeader:
     """Return what a model file says about itself. Raises SplitbitError naming the bad field."""
     metadata, arrays = model.metadata, model.arrays
 
@@ -187,11 +203,12 @@ def read_header(model: Tensors, origin: str) -> ModelHeader:
 
     expect("format", text("format") == MODEL_FORMAT, MODEL_FORMAT)
     vocabulary, shape, step = field("vocabulary"), field("model"), field("step")
-    rows = len(arrays["tok.weight"]) if "tok.weight" in arrays else -1
+    rows = next(iter(arrays["tok.weight"].shape), -1) if "tok.weight" in arrays else -1
     expect("vocabulary", vocabulary == rows, f"{rows}, the rows of tensor tok.weight,")
     names = {f.name for f in fields(ModelConfig)}
     expect("model", isinstance(shape, dict) and set(shape) == names, f"{', '.join(names)}")
-    expect("model", shape["layers"] <= len(arrays), f"at most {len(arrays)} layers, one a tensor,")
+    few = type(shape["layers"]) is int and shape["layers"] <= len(arrays)
+    expect("model", few, f"at most {len(arrays)} layers, one a tensor,")
     expect("step", type(step) is int and step >= 0, "a count")
     loss, unseen = field("validation_loss"), field("unseen_ids")
     expect("validation_loss", loss is None or isinstance(loss, float), "a number or null")
@@ -230,10 +247,13 @@ def find_model(path: Path) -> ModelFiles:
     """Return the files of the model that a path means.
 
     A run folder means its best model if an evaluation has chosen one, else the final one, else the
-    newest valid checkpoint; best/, final/ and a step folder can be named too.
+    newest valid checkpoint; best/, final/, a step folder and a model file in one of these can be
+    named too, or a model that stands somewhere else with its tokenizer.json beside it.
     """
     if not path.exists():
-        raise UsageError(f"{path}: no such folder; a run folder is expected, such as runs/bard")
+        raise UsageError(
+            f"{path}: no such file or folder; a run folder is expected, such as runs/bard"
+        )
     run = RunFolder(path)
     if run.holds_run():
         for folder in (run.best, run.final):
@@ -244,14 +264,21 @@ def find_model(path: Path) -> ModelFiles:
             raise SplitbitError(f"{path}: the run has no model yet (no valid checkpoint)")
         label = f"checkpoint {found.path.name} of {path}"
         return ModelFiles(found.path / MODEL, run.tokenizer, label, tuple(damaged))
-    resolved = path.resolve()
-    for owner in (resolved.parent, resolved.parent.parent):
-        if (resolved / MODEL).exists() and RunFolder(owner).holds_run():
-            if resolved.parent.name == "checkpoints":
-                checkpoint.load(resolved)  # raises where it is not what was saved
-            return ModelFiles(path / MODEL, RunFolder(owner).tokenizer, f"model {path}")
+    file = path if path.is_file() else path / MODEL
+    folder = file.resolve().parent
+    owners = [RunFolder(owner) for owner in (folder.parent, folder.parent.parent, folder)]
+    for owner in owners if file.exists() else ():
+        if owner.holds_run() or (owner.path == folder and owner.tokenizer.exists()):
+            if folder.parent == owner.checkpoints:
+                checkpoint.load(folder)  # raises where it is not what was saved
+            return ModelFiles(file, owner.tokenizer, f"model {path}")
+    if file.exists():
+        raise SplitbitError(
+            f"{file}: no tokenizer.json beside it, and no run around it; put its run's there"
+        )
     raise SplitbitError(
-        f"{path}: not a model; expected a run folder, or best, final or a checkpoint inside one"
+        f"{path}: not a model; expected a run folder, best, final or a checkpoint inside one, "
+        "or a model file there"
     )
 
 

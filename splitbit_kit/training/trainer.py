@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import inf
 from typing import Any, Protocol
 
@@ -20,16 +21,22 @@ from splitbit_kit.api import (
     StepDone,
 )
 from splitbit_kit.compute import Compute
-from splitbit_kit.evaluate import evaluate
+from splitbit_kit.engine.optable import OpTable
+from splitbit_kit.evaluate import Evaluation, evaluate
 from splitbit_kit.formats import checkpoint, jsonl
 from splitbit_kit.formats.checkpoint import Checkpoint
 from splitbit_kit.formats.safetensors import Tensors
 from splitbit_kit.generate import generate
+from splitbit_kit.models.decoder import Decoder
 from splitbit_kit.text.batches import Batch, Windows, batch
 from splitbit_kit.training.config import Config, to_dict
+from splitbit_kit.training.copies import Copies
 from splitbit_kit.training.data import Data
 from splitbit_kit.training.learner import Learner, NonFiniteError
 from splitbit_kit.training.run_folder import ModelHeader, RunFolder, model_tensors
+
+COPY_STATISTICS = ("quantizer", "quantized_model", "quantized_bytes", "quantized_loss")
+"""The closing statistics of the best model's copy; None if there is none."""
 
 MOST_SKIPPED = 10  # steps in a row, by the policy "skip", before a run stops all the same
 
@@ -73,8 +80,11 @@ class Trainer:
         windows: Windows,
         listeners: list[Listener],
         *,
+        copies: Copies,
         should_stop: Callable[[], bool] = lambda: False,
         notify: Callable[[str], None] = lambda line: None,
+        machine: Mapping[str, Any] | None = None,
+        versions: Mapping[str, str] | None = None,
     ) -> None:
         self.config = config
         self.folder = folder
@@ -86,6 +96,10 @@ class Trainer:
         self._inference = compute.table(train=False)
         self._listeners = [self._write_metrics, *listeners]
         self._should_stop = should_stop
+        self._copies = copies
+        self._copy: dict[str, Any] = dict.fromkeys(COPY_STATISTICS)
+        self._machine = machine or {}
+        self._versions = versions or {}
         self._notify = notify
         self._started = time.perf_counter()
         self._saved: tuple[int, int, int] | None = None
@@ -100,20 +114,23 @@ class Trainer:
         """
         progress, steps = self.progress, self.config.train.steps
         self._started = time.perf_counter() - progress.seconds
-        self._emit(
-            RunStarted(
-                self.folder.path,
-                to_dict(self.config),
-                self.learner.params.count,
-                len(self.data.training),
-                self.learner.origins,
-                progress.step,
-                steps,
-            )
-        )
         try:
+            self._emit(
+                RunStarted(
+                    self.folder.path,
+                    to_dict(self.config),
+                    self.learner.params.count,
+                    len(self.data.training),
+                    self.learner.origins,
+                    progress.step,
+                    steps,
+                    self._machine,
+                    self._versions,
+                )
+            )
             if self._saved is None:
                 self._save()  # a run that is killed early knows what text it was begun with
+            self._copies.mend()  # it was killed before it made one, or wants another
             while True:
                 self._stop_if_asked()
                 self._evaluate_if_due()
@@ -123,6 +140,7 @@ class Trainer:
                     break
                 self._one_step()
             checkpoint.replace_model(self.folder.final, self._model())
+            self._measure_copy()
         except Interrupted:
             self._save()
             self._emit(RunEnded(progress.step, "interrupted", self.statistics()))
@@ -187,16 +205,7 @@ class Trainer:
         if progress.evaluated == progress.step or not self._due(train.eval_every):
             return
         begun = time.perf_counter()
-        found = evaluate(
-            self.learner.decoder,
-            self.compute,
-            self._inference,
-            self.data.validation,
-            self.data.tokenizer.byte_lengths,
-            seq_len=train.seq_len,
-            rows=train.batch_size,
-            check=self._stop_if_asked,
-        )
+        found = self._evaluate(self.learner.decoder, self._inference)
         progress.evaluated, progress.last_loss = progress.step, found.loss
         held = inf if progress.best_loss is None else progress.best_loss
         best = progress.step > 0 and found.loss < held
@@ -212,12 +221,42 @@ class Trainer:
             )
         )
         if best:
+            model = self._model()
             try:
-                checkpoint.replace_model(self.folder.best, self._model())
+                checkpoint.replace_model(self.folder.best, model)
             except SplitbitError as error:  # some systems do not replace a file that is in use
                 self._notify(str(error))
             else:
                 progress.best_loss, progress.best_step = found.loss, progress.step
+                self._copies.write(model)
+
+    def _evaluate(self, decoder: Decoder, table: OpTable) -> Evaluation:
+        train = self.config.train
+        return evaluate(
+            decoder,
+            self.compute,
+            table,
+            self.data.validation,
+            self.data.tokenizer.byte_lengths,
+            seq_len=train.seq_len,
+            rows=train.batch_size,
+            check=self._stop_if_asked,
+        )
+
+    def _measure_copy(self) -> None:
+        """Evaluate the copy of the best model, as it stands on the disk, like the model itself."""
+        self._copies.mend()
+        copy, vocabulary = self._copies.of_best, self.data.tokenizer.vocab_size
+        try:
+            decoder = self._copies.decoder(self.config.model, vocabulary, self.compute.dtype)
+            if copy is None or decoder is None:
+                return
+            loss = self._evaluate(decoder, self.compute.table(train=False)).loss
+        except SplitbitError as error:  # the models stand; a plugin's decoding may fail
+            self._notify(str(error))
+        else:
+            row = (self.config.quantize.format, str(copy), copy.stat().st_size, loss)
+            self._copy = dict(zip(COPY_STATISTICS, row, strict=True))
 
     def _sample_if_due(self) -> None:
         progress, sample = self.progress, self.config.sample
@@ -240,9 +279,15 @@ class Trainer:
         self._emit(SampleWritten(progress.step, sample.prompt, text))
 
     def _save_if_due(self) -> None:
-        every = self.config.checkpoint.save_every
-        if self.progress.step and self._due(every) and self._stage() != self._saved:
+        step, every = self.progress.step, self.config.checkpoint.save_every
+        due = self._due(every) or self._copy_due()
+        if step and due and self._stage() != self._saved:
             self._save()
+
+    def _copy_due(self) -> bool:
+        """Whether a checkpoint that is saved now is packed too."""
+        every = self.config.quantize.every
+        return bool(every and self.progress.step) and self._due(every)
 
     def _stage(self) -> tuple[int, int, int]:
         """Return what tells one moment of the run from another, as far as a checkpoint goes."""
@@ -263,7 +308,10 @@ class Trainer:
             "tokenizer_sha256": self.data.tokenizer.sha256,
             "data_sha256": self.data.sha256,
         }
-        tensors = {"model": self._model(), "optimizer": Tensors(self.learner.state, {})}
+        model = self._model()
+        tensors = {"model": model, "optimizer": Tensors(self.learner.state, {})}
+        if self._copy_due():
+            tensors |= self._copies.beside(model)
         path = checkpoint.save(self.folder.checkpoints, tensors, state)
         self._saved = self._stage()
         try:
@@ -321,6 +369,7 @@ class Trainer:
             "final_loss": progress.last_loss,
             "total_time_s": seconds,
             "tokens_per_second": tokens / seconds if seconds else 0.0,
+            **self._copy,
         }
 
     def _emit(self, event: Event) -> None:
@@ -345,7 +394,17 @@ def _row(kind: str) -> Callable[[Any], dict[str, Any]]:
 
 
 _METRICS: dict[type, Callable[[Any], dict[str, Any] | None]] = {
-    RunStarted: lambda event: None,
+    RunStarted: lambda event: {
+        "kind": "run",
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "step": event.step,
+        "steps": event.steps,
+        "parameters": event.parameters,
+        "tokens": event.tokens,
+        "origins": event.origins,
+        "machine": event.machine,
+        "versions": event.versions,
+    },
     StepDone: _row("train"),
     EvalDone: _row("eval"),
     SampleWritten: _row("sample"),

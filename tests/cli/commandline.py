@@ -19,9 +19,9 @@ TINY = [
     *("--set", "tokenizer.kind=byte", "--set", "tokenizer.vocab_size=0"),
     *("--set", "sample.max_tokens=8", "--set", "scheduler.warmup_steps=1"),
     *("--seq-len", "32", "--batch-size", "4", "--steps", "4", "--backend", "numpy"),
-    *("--threads", "1"),
+    *("--threads", "1", "--tier", "light"),
 ]
-"""What makes any preset small enough for a test."""
+"""What makes any preset small enough for a test, on any machine."""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,10 @@ STATISTICS = {
     "final_loss": None,
     "total_time_s": 75.0,
     "tokens_per_second": 1234.5,
+    "quantizer": None,
+    "quantized_model": None,
+    "quantized_bytes": None,
+    "quantized_loss": None,
 }
 
 
@@ -140,6 +144,20 @@ def test_a_sample_stands_behind_a_margin_without_control_characters() -> None:
 )
 def test_the_last_line_says_what_to_type_next(reason: str, last: str) -> None:
     assert shown(started(), RunEnded(200, reason, STATISTICS))[-1] == last
+
+
+def test_the_loss_of_a_quantised_copy_stands_under_the_models() -> None:
+    copy = {
+        "quantizer": "q8_0",
+        "quantized_model": "runs/my run/best/model-q8_0.safetensors",
+        "quantized_bytes": 3_972_000,
+        "quantized_loss": 2.0004,
+    }
+    lines = shown(started(), RunEnded(200, "finished", {**STATISTICS, **copy}))
+    assert lines[-3:-1] == [
+        "validation loss: best 2.0000, final not measured",
+        "best as q8_0: loss 2.0004, 4.0 MB, runs/my run/best/model-q8_0.safetensors",
+    ]
 
 
 def test_a_prompt_with_quotes_can_be_pasted() -> None:

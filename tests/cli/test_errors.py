@@ -16,6 +16,7 @@ from commandline import TINY, Run, clean_environment, process
 from splitbit_kit import __main__ as program
 from splitbit_kit.__main__ import one_line
 from splitbit_kit.api import SplitbitError, UsageError
+from splitbit_kit.cli.settings import VERBS
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_a_full_or_closed_standard_error_is_no_reason_to_fail_otherwise(
     ("argv", "said"),
     [
         (["trian"], "did you mean train?; see splitbit-kit --help"),
-        (["qqq"], "there are train, generate, eval, list-plugins"),
+        (["qqq"], f"there are {', '.join(VERBS)}; see"),
         (["train", "--set"], "--set"),
         (["eval"], "RUN"),
         (["--nonsense"], "--nonsense"),

@@ -26,18 +26,24 @@ HEAVY = ("numba", "tokenizers", "torch", "msgspec", "safetensors")
 
 def commands() -> dict[str, click.Command]:
     root = app.context_class(app, info_name=NAME, obj=Settings())
-    found = {verb: app.get_command(root, verb) for verb in VERBS}
-    return {verb: command for verb, command in found.items() if command is not None}
+    found: dict[str, click.Command] = {}
+    for verb in VERBS:
+        command = app.get_command(root, verb)
+        assert command is not None
+        found[verb] = command
+        if isinstance(command, click.Group):
+            found |= {f"{verb} {name}": inner for name, inner in command.commands.items()}
+    return found
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS])
+@pytest.mark.parametrize("verb", ["", *commands()])
 def test_help_reads_as_it_did(run: Run, verb: str, snapshot: SnapshotAssertion) -> None:
     shown = run("--no-plugins", *verb.split(), "--help")
     assert (shown.code, shown.err) == (0, "")
     assert "\n".join(line.rstrip() for line in shown.out.splitlines()) == snapshot
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", commands())
 def test_help_has_an_example_and_every_option_its_default(verb: str) -> None:
     command = commands()[verb]
     assert f"\n  {NAME} {verb}" in cleandoc(command.help or "")
@@ -46,6 +52,14 @@ def test_help_has_an_example_and_every_option_its_default(verb: str) -> None:
         text = getattr(param, "help", "")
         assert text, param.name
         assert isinstance(param, click.Argument) or "[default: " in text, param.name
+
+
+@pytest.mark.parametrize("verb", commands())
+def test_examples_are_indented(run: Run, verb: str) -> None:
+    lines = run("--no-plugins", *verb.split(), "--help").out.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.strip() in ("Example:", "Examples:")) + 1
+    last = next(n for n, line in enumerate(lines) if n > first and not line.strip())
+    assert [line for line in lines[first:last] if not line.startswith(f"  {NAME} ")] == []
 
 
 def test_defaults_that_no_preset_decides_are_those_of_the_configuration() -> None:

@@ -121,7 +121,7 @@ def test_a_model_in_a_run_can_be_named(run: Run, trained: Path, model: str) -> N
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
-        (["none"], 2, "none: no such folder"),
+        (["none"], 2, "none: no such file or folder"),
         ([], 2, "RUN"),
         (["RUN", "--temperature", "-1"], 2, "temperature"),
         (["RUN", "--temperature", "nan"], 2, "temperature"),

@@ -90,6 +90,8 @@ def test_every_flag_reaches_the_configuration(run: Run) -> None:
         "--encoding": ("utf-8", 'encoding = "utf-8"'),
         "--validation": ("held.txt", "held.txt"),
         "--strict": (None, "strict = true"),
+        "--text-column": ("body", 'column = "body"'),
+        "--track": ("tensorboard", '"tensorboard",'),
         "--steps": ("3", "steps = 3"),
         "--batch-size": ("3", "batch_size = 3"),
         "--seq-len": ("16", "seq_len = 16"),
@@ -104,6 +106,7 @@ def test_every_flag_reaches_the_configuration(run: Run) -> None:
         "--eval-every": ("2", "eval_every = 2"),
         "--save-every": ("3", "save_every = 3"),
         "--sample-every": ("1", "every = 1"),
+        "--tier": ("full", 'tier = "full"'),
     }
     argv = [part for flag, (value, _) in flags.items() for part in (flag, value) if part]
     done = run("train", "text.txt", *TINY, *argv, "--out", "r")
@@ -218,6 +221,7 @@ def test_resume_goes_on_and_takes_what_equals_the_run(run: Run) -> None:
         ["--save-every", "1"],
         ["--sample-every", "1"],
         ["--backend", "numpy"],
+        ["--track", "tensorboard"],
     ],
     ids=lambda change: change[0],
 )
@@ -242,6 +246,8 @@ def test_resume_takes_a_change_of(run: Run, change: list[str]) -> None:
         (["--encoding", "cp1252"], "data.encoding"),
         (["--validation", "0.2"], "data.validation"),
         (["--strict"], "data.strict"),
+        (["--text-column", "body"], "data.column"),
+        (["--tokenizer", "t.json"], "tokenizer.file"),
         (["--preset", "nanogpt-laptop"], "preset"),
         (["--set", "model.layers=2"], "model.layers"),
         (["--config", "c.toml"], "--config"),
@@ -272,7 +278,8 @@ def test_resume_refuses_another_change_by_name(
         (["--steps", "-1"], 2, "train.steps"),
         (["--epochs", "nan"], 2, "train.epochs"),
         (["--epochs", "inf"], 2, "train.epochs"),
-        (["--batch-size", "0"], 2, "train.batch_size"),
+        (["--batch-size", "-1"], 2, "train.batch_size"),
+        (["--tier", "lite"], 2, "did you mean light?"),
         (["--lr", "0"], 2, "optimizer.lr"),
         (["--lr", "inf"], 2, "lr"),
         (["--seq-len", "99"], 2, "lower --seq-len to 32, or --set model.context=99"),

@@ -158,6 +158,43 @@ def test_a_low_rank_handle_has_the_shape_of_its_base() -> None:
 # ---- gradients
 
 
+def test_parts_are_runs_of_neighbours_with_everything_in_its_place() -> None:
+    specs = [
+        ParamSpec("tok", (5, 3), decay=True),
+        ParamSpec("a", (2, 2), decay=True, hidden=True),
+        ParamSpec("b", (3, 7), decay=True, hidden=True),
+        ParamSpec("head", (5, 3), decay=True),
+        ParamSpec("table", (4, 4)),
+        ParamSpec("norm", (3,)),
+    ]
+    params = ParameterStore(specs)
+    params.initialise([ParamSpec(s.name, s.shape, std=1.0) for s in specs], 1)
+    other = np.arange(params.values.size)
+    for chosen in (lambda p: p.hidden, lambda p: not p.hidden, lambda p: p.name != "head"):
+        parts = params.parts(chosen)
+        assert [p for _, part in parts for p in part] == [p for p in params if chosen(p)]
+        for place, part in parts:
+            assert np.shares_memory(part.values, params.values)
+            assert np.array_equal(part.values, params.values[place])
+            decayed = np.arange(params.values.size)[place] < params.decayed
+            assert part.decayed == decayed.sum()
+            assert part.matrices == (other[place] < params.matrices).sum()
+            assert part.version == params.version
+            for param in part:
+                assert np.array_equal(part.view(part.values, param), param.array)
+                assert np.array_equal(part.view(other[place], param), params.view(other, param))
+    (_, head), (_, rest) = params.parts(lambda p: not p.hidden)
+    assert [len(list(part)) for part in (head, rest)] == [1, 3]
+    ((place, inner),) = rest.parts(lambda p: p.name == "table")  # a part has parts too
+    assert np.array_equal(inner.values, rest.values[place])
+    assert params.parts(lambda p: False) == []
+
+
+def test_only_matrices_are_hidden() -> None:
+    with pytest.raises(ValueError, match=r"b: hidden is a matrix, not shape \(3,\)"):
+        ParameterStore([ParamSpec("b", (3,), hidden=True)])
+
+
 def test_the_first_contribution_overwrites_and_later_ones_add() -> None:
     params = ParameterStore(SPECS)
     grads = GradientBuffer(params)

@@ -280,6 +280,32 @@ def test_a_crash_while_replacing_one_file_leaves_the_old_or_the_new(tmp_path, re
             assert value in ({2.0} if at == len(log) else {1.0, 2.0})
 
 
+def test_after_a_crash_no_copy_stands_beside_another_model(tmp_path, record):
+    root = tmp_path / "real"
+    root.mkdir()
+    ends = []
+
+    def work(log):
+        for value in (1.0, 2.0):
+            tensors = Tensors({"w": np.full(3, value)}, {})
+            checkpoint.replace_model(root / "best", tensors)
+            safetensors.write(root / "best" / "model-q8_0.safetensors", *tensors)
+            ends.append(len(log))
+
+    log = record(root, work)
+    seen = set()
+    for at in range(ends[0], len(log) + 1):
+        for number, (_, names, size) in enumerate(outcomes(3)):
+            left = tmp_path / f"{at}-{number}"
+            Disk(log[:at]).write_out(left, names, size)
+            model, copy = (left / "best" / f"{n}.safetensors" for n in ("model", "model-q8_0"))
+            value = safetensors.read(model).arrays["w"][0]
+            if copy.exists():
+                assert safetensors.read(copy).arrays["w"][0] == value
+            seen.add((value, copy.exists()))
+    assert seen == {(1.0, True), (1.0, False), (2.0, False), (2.0, True)}
+
+
 def test_a_crash_while_cutting_back_leaves_the_whole_or_the_cut_file(tmp_path, record):
     root = tmp_path / "real"
     root.mkdir()

@@ -126,3 +126,13 @@ def test_a_failed_cut_back_leaves_the_file_as_it_was(tmp_path, monkeypatch):
         jsonl.cut_back(path, 4)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_tell_of_damaged_lines_and_go_on(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\nnonsense\n[2]\n{"step": 3}\n{"st')
+    told = []
+    assert list(jsonl.rows(path, told.append)) == [{"step": 1}, {"step": 3}]
+    assert [str(error).split(": ")[1] for error in told] == ["line 2", "line 3"]
+    with pytest.raises(SplitbitError, match="line 2"):
+        list(jsonl.rows(path))

@@ -13,13 +13,14 @@ from safetensors.numpy import load_file, save_file
 
 from splitbit_kit.api.errors import SplitbitError
 from splitbit_kit.formats import safetensors
+from splitbit_kit.formats.dtypes import DTYPES
 
 OFFICIAL_NUMPY = ["F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"]
 
 
 def some(code, shape=(3, 5)):
     count = int(np.prod(shape))
-    return (np.arange(count) % 7).reshape(shape).astype(safetensors.DTYPES[code])
+    return (np.arange(count) % 7).reshape(shape).astype(DTYPES[code])
 
 
 def write_raw(path, header, data=b""):
@@ -48,7 +49,7 @@ def assert_same(found, expected):
     assert found.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("code", safetensors.DTYPES)
+@pytest.mark.parametrize("code", DTYPES)
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (3, 5), (2, 1, 2, 1, 2)])
 def test_every_dtype_and_shape_comes_back(tmp_path, code, shape):
     path = tmp_path / "a.safetensors"
@@ -60,7 +61,7 @@ def test_every_dtype_and_shape_comes_back(tmp_path, code, shape):
 
 def test_the_official_package_reads_what_we_write(tmp_path):
     path = tmp_path / "a.safetensors"
-    ours = {f"{code} {shape}": some(code, shape) for code in safetensors.DTYPES
+    ours = {f"{code} {shape}": some(code, shape) for code in DTYPES
             for shape in [(), (0,), (3, 5), (16, 8)]}  # fmt: skip
     safetensors.write(path, ours, {})
     theirs = dict(deserialize(path.read_bytes()))
@@ -324,7 +325,7 @@ def test_every_byte_flipped(tmp_path):
 NUMBERS = st.one_of(st.integers(-2, 9), st.sampled_from([2**31, 2**63, 2**64 - 1, True, 0.5, None]))
 ENTRIES = st.fixed_dictionaries(
     {
-        "dtype": st.sampled_from([*safetensors.DTYPES, "F4", "", None]),
+        "dtype": st.sampled_from([*DTYPES, "F4", "", None]),
         "shape": st.lists(NUMBERS, max_size=3),
         "data_offsets": st.lists(NUMBERS, min_size=1, max_size=3),
     }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 
 import pytest
 
 import splitbit_numpy_backend as plugin
-from splitbit_kit.api import Backend, Hardware, Site
+from splitbit_kit.api import Backend, Hardware, Site, learning
 from splitbit_numpy_backend import table
 
 HARDWARE = Hardware(threads=2, cores=2, memory_bytes=1 << 30, tier="light")
@@ -80,3 +82,9 @@ def test_the_offer_is_cheap() -> None:
     )
     assert "splitbit_numpy_backend.table" not in loaded.stdout.split()
     assert "threadpoolctl" not in loaded.stdout.split()
+
+
+def test_every_loop_that_the_contract_pins_is_there() -> None:
+    pinned = re.findall(r"^(\w+)\(.*\) -> (?:float|None)$", inspect.getsource(learning), re.M)
+    assert "squared_norm" in pinned
+    assert sorted(table.FLAT) == sorted(pinned)

@@ -142,8 +142,8 @@ def test_hook_optimizers(site: Any) -> None:
 
 
 def test_hook_schedulers(site: Any) -> None:
-    schedule = build(site, "schedulers", 1.0, 11, min_lr=0.5)
-    assert [schedule(0), schedule(5), schedule(10)] == [1.0, 0.75, 0.5]
+    schedule = build(site, "schedulers", 1.0, 10, power=2.0)
+    assert [schedule(0), schedule(5), schedule(10)] == [1.0, 0.25, 0.0]
 
 
 def test_hook_quantizers(site: Any) -> None:
@@ -151,6 +151,8 @@ def test_hook_quantizers(site: Any) -> None:
     w = np.array([[1.0, 1 / 3]], np.float32)
     packed = quantizer.pack(w)
     assert packed.nbytes == 4
+    found = {name: (array.dtype, array.shape) for name, array in packed.arrays.items()}
+    assert found == quantizer.layout(w.shape)
     np.testing.assert_array_equal(quantizer.unpack(packed), quantizer.round(w))
 
 
@@ -274,7 +276,10 @@ def probe_hardware(): return {answer}
 GOOD = "Hardware(2, 2, 10**9, 'light')"
 
 
-@pytest.mark.parametrize("answer", ["1 / 0", "'light'", "exit()"])
+@pytest.mark.parametrize(
+    "answer",
+    ["1 / 0", "'light'", "exit()", "Hardware(2, 2, 10**9, 'lite')", "Hardware(0, 1, 1, 'full')"],
+)
 def test_a_probe_that_fails_is_reported_and_passed_over(site: Any, answer: str) -> None:
     site.install("good", PROBE.format(how="", answer=GOOD))
     site.install("bad", PROBE.format(how="(tryfirst=True)", answer=answer))
@@ -308,3 +313,11 @@ def test_without_a_probe_the_affinity_mask_counts(
     found = site.registry().probe()
     assert (found.threads, found.cores, found.tier) == (3, 3, TIERS[0])
     assert set(found.sources) == {"threads", "cores", "memory_bytes", "tier"}
+
+
+def test_without_a_probe_or_a_way_to_ask_1_gb_is_assumed(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.sysconf", raising=False)  # as on Windows
+    found = site.registry().probe()
+    assert (found.memory_bytes, found.sources["memory_bytes"]) == (10**9, "no probe answered: 1 GB")

@@ -62,6 +62,11 @@ BAD = {
         "failed",
         "needs of a is 'numba'; a tuple",
     ),
+    "no rate": (
+        OFFER + "[OptimizerOffer('a', '', dict, lr_scale=0.0)]",
+        "failed",
+        "hook optimizers: ValueError: lr_scale of a: 0.0 is not a number above 0",
+    ),
     "needs a version": (
         OFFER + "[OptimizerOffer('a', '', dict, ('numpy>=2',))]",
         "failed",

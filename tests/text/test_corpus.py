@@ -9,9 +9,13 @@ from splitbit_kit.api.errors import SplitbitError, UsageError
 from splitbit_kit.text.corpus import (
     BUILTIN,
     ContentHash,
+    Refused,
+    Skipped,
+    TextFile,
     builtin_documents,
     documents,
     scan,
+    survey,
 )
 from splitbit_kit.text.decoding import NotTextError
 
@@ -73,6 +77,19 @@ def test_every_real_file_is_read_once_whatever_links_there_are(tmp_path):
     (elsewhere / "back").symlink_to(data)
     corpus = scan([data, data / "a.txt", str(data), data / "x"])
     assert names(corpus, data) == ["a.txt", "x/e.txt"]
+    why = {os.path.relpath(each.path, data): each.reason for each in corpus.skipped}
+    assert why == {
+        "b.txt": f"the same as {data / 'a.txt'}",
+        "c.txt": f"the same as {data / 'a.txt'}",
+        "loop": "a link to a folder that it is in",
+        "self": "a link to a folder that it is in",
+        "x/back": f"the same as {data}",
+        "y": f"the same as {data / 'x'}",
+        "a.txt": f"the same as {data / 'a.txt'}",
+        "x": f"the same as {data / 'x'}",
+    }
+    assert all(each.harmless for each in corpus.skipped)
+    assert scan([data], strict=True).sha256 == corpus.sha256
 
 
 def test_members_that_are_not_text_are_skipped_with_a_reason(tmp_path):
@@ -186,3 +203,48 @@ def test_the_hash_does_not_depend_on_pieces():
 
     assert digest(["ab", "c"], ["d"]) == digest(["a", "", "bc"], ["d"]) == digest("abc", "d")
     assert digest("abc", "d") != digest("abcd") != digest("abcd", "")
+
+
+def test_a_survey_goes_on_where_a_scan_stops(tmp_path):
+    fill(tmp_path, a_txt="a", b_txt=b"\xff", c_jsonl='{"text": 1}', d_txt="d\r\n\0")
+    entries = list(survey([tmp_path, tmp_path / "gone", tmp_path / "e.md", tmp_path / "b.txt"]))
+    kinds = [type(entry) for entry in entries]
+    assert kinds == [Refused, Refused, TextFile, Skipped, Refused, TextFile, Skipped]
+    assert [Path(entry.path).name for entry in entries[:2]] == ["gone", "e.md"], (
+        "before any reading"
+    )
+    assert (entries[5].returns, entries[5].nuls) == (1, 1)
+    for entry in entries:
+        if isinstance(entry, Refused):
+            with pytest.raises(type(entry.error)):
+                raise entry.error
+
+
+def test_a_survey_of_nothing_says_so():
+    (entry,) = survey([])
+    assert isinstance(entry, Refused)
+    assert "no path was given" in str(entry.error)
+
+
+def test_a_files_own_hash_is_of_its_documents(tmp_path):
+    fill(tmp_path, a_txt="same", b_jsonl='{"text": "same"}', c_txt="other", d_txt="same" * 2)
+    a, b, c, d = scan([tmp_path]).files
+    assert a.sha256 == b.sha256
+    assert len({a.sha256, c.sha256, d.sha256}) == 3
+
+
+def test_how_far_the_reading_is_is_told_over_all_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("splitbit_kit.text.decoding.READ_BYTES", 10)
+    fill(tmp_path, a_txt="a" * 100, b_txt_gz=gzip.compress(b"b" * 100), c_png="skipped")
+    heard = []
+    corpus = scan([tmp_path], progress=lambda what, share: heard.append((what, share)))
+    shares = [share for _, share in heard]
+    assert {what for what, _ in heard} == {"reading text"}
+    assert shares == sorted(shares)
+    assert len(shares) > 20
+    size = 100 + corpus.files[1].size + len("skipped")
+    assert shares[10] == pytest.approx(100 / size)
+    taken = []
+    for document in documents(corpus, taken.append):
+        list(document)
+    assert taken == [n / 20 for n in range(1, 21)]

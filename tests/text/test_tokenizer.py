@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitbit_kit.api.errors import SplitbitError, UsageError
+from splitbit_kit.text import tokenizer as tokenizer_module
 from splitbit_kit.text.chunks import LONGEST_CHUNK
 from splitbit_kit.text.tokenizer import Tokenizer
 from splitbit_kit.text.tokenizer_file import KINDS
@@ -129,6 +130,26 @@ def test_cutting_long_text_changes_nothing():
     library = tokenizers.Tokenizer.from_str(tokenizer.content.decode())
     assert tokenizer.encode(CORPUS).tolist() == library.encode(CORPUS).ids
     assert len(CORPUS) > 10 * LONGEST_CHUNK
+
+
+def test_a_word_without_end_is_learnt_from_in_parts(monkeypatch):
+    """To GPT-2's splitting a run of Chinese letters is one word; each merge walks through it."""
+    lengths = []
+    learn = tokenizer_module._learn_merges
+
+    def noted(texts, size):
+        lengths.extend(map(len, texts))
+        return learn(texts, size)
+
+    monkeypatch.setattr(tokenizer_module, "_learn_merges", noted)
+    run = "".join(random.Random(0).choices([chr(0x4E00 + n) for n in range(40)], k=20_000))
+    tokenizer = Tokenizer.train("bpe", [run], 1500)
+    assert sum(lengths) == len(run)
+    assert max(lengths) == 256
+    assert tokenizer.vocab_size == 1500
+    ids = tokenizer.encode(run)
+    assert tokenizer.decode(ids) == run
+    assert len(ids) < len(run)
 
 
 def test_runs_without_white_space_take_bounded_time():

@@ -194,3 +194,24 @@ def test_seen_ids_are_those_that_occur(monkeypatch):
     monkeypatch.setattr(tokens, "_CHUNK", 2)
     assert seen_ids(np.array([3, 1, 3, 0, 3], np.uint16), 5).tolist() == [1, 1, 0, 1, 0]
     assert not seen_ids(np.array([], np.uint16), 5).any()
+
+
+def test_pages_that_were_let_go_come_again(corpus, cache):
+    ids = token_file(corpus, BYTE, cache).ids
+    assert seen_ids(ids, BYTE.vocab_size).sum() == 5
+    assert seen_ids(ids[3:], BYTE.vocab_size).sum() == 3
+    assert ids.tolist() == [97, 98, END, 99, END, 100, END]
+
+
+def test_how_far_the_tokenising_is_is_told(corpus, cache):
+    heard = []
+    token_file(corpus, BYTE, cache, lambda what, share: heard.append((what, share)))
+    assert heard == [
+        ("tokenising", 0.5),
+        ("tokenising", 0.75),
+        ("tokenising", 0.75),
+        ("tokenising", 1.0),
+    ]
+    heard.clear()
+    token_file(corpus, BYTE, cache, lambda what, share: heard.append((what, share)))
+    assert heard == [], "from the cache"

@@ -8,8 +8,9 @@ import tomli_w
 
 from splitbit_kit.api import UsageError
 from splitbit_kit.models.config import ModelConfig
-from splitbit_kit.models.presets import DEFAULT, preset, preset_names
-from splitbit_kit.training.config import build_config, from_dict, to_dict
+from splitbit_kit.models.presets import preset, preset_names
+from splitbit_kit.models.tiers import pick
+from splitbit_kit.training.config import Config, build_config, from_dict, on_tier, to_dict
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -36,6 +37,37 @@ def test_later_sources_win(tmp_path):
     assert build_config("tiny-llama", file).preset == "tiny-llama"  # a flag over the file
 
 
+def test_a_tier_decides_only_what_nobody_else_does(tmp_path):
+    bare = build_config(machine="full")
+    assert (bare.tier, bare.preset) == ("full", pick("full").preset)
+    assert build_config().tier == "light"
+    assert build_config(machine="full", tier="mobile") == build_config(tier="mobile")
+    other = build_config("bench-c1", tier="full")  # says neither steps nor learning rate
+    assert (other.model.width, other.train.batch_size) == (128, 12)  # the preset's
+    assert other.scheduler.options == {}  # a model's affair, not a tier's
+    assert (other.train.steps, other.optimizer.lr) == (bare.train.steps, bare.optimizer.lr)
+    file = tmp_path / "run.toml"
+    file.write_text('tier = "minimal"\n[train]\nsteps = 7\n', "utf-8")
+    from_file = build_config(file=file, machine="full")
+    assert (from_file.preset, from_file.train.steps) == (pick("minimal").preset, 7)
+    assert build_config(file=file, tier="mobile").preset == pick("mobile").preset
+    file.write_text('tier = "minimal"\npreset = "nanogpt-laptop"\n', "utf-8")
+    assert build_config(file=file).preset == "nanogpt-laptop"
+
+
+def test_epochs_replace_the_steps_of_a_tier():
+    train = build_config("bench-c1", tier="full", assignments=["train.epochs=2"]).train
+    assert (train.steps, train.epochs) == (0, 2.0)
+
+
+def test_batch_size_0_is_the_tiers():
+    for tier in ("mobile", "maximum"):
+        config = build_config("nanogpt-laptop", tier=tier, flags={"train.batch_size": 0})
+        assert config.train.batch_size == build_config(tier=tier).train.batch_size
+    assert on_tier(Config(tier="mobile"), "maximum") == on_tier(Config(), "mobile")
+    assert on_tier(Config(), "maximum").train.batch_size == 16
+
+
 def test_epochs_of_a_later_source_replace_the_steps_of_an_earlier():
     assert build_config("nanogpt-laptop").train.steps == 2000
     assert build_config("nanogpt-laptop", flags={"train.epochs": 2}).train.steps == 0
@@ -59,7 +91,7 @@ def test_round_trip_through_toml():
         ("train.steps=many", "train.steps: expected `int`, got `str`"),
         ("train.steps=-1", "train.steps: -1 is below 0"),
         ("train.steps=1.5", "train.steps: expected `int`, got `float`"),
-        ("train.batch_size=0", "train.batch_size: 0 is below 1"),
+        ("train.batch_size=-1", "train.batch_size: -1 is below 0"),
         ("train.epochs=inf", "train.epochs: inf is not a finite number"),
         ("train.grad_clip=nan", "train.grad_clip: nan is below 0"),
         ("train.non_finite=panic", "'panic' is not one of stop, skip"),
@@ -88,6 +120,9 @@ def test_a_bad_file_is_named(tmp_path):
     bad.write_text("preset = 5\n", "utf-8")
     with pytest.raises(UsageError, match="preset: 5 is not a name"):
         build_config(None, bad)
+    bad.write_text("tier = 5\n", "utf-8")
+    with pytest.raises(UsageError, match="tier: 5 is not a name"):
+        build_config(None, bad)
     bad.write_text("train = 5\n", "utf-8")
     with pytest.raises(UsageError, match="train: a section is expected"):
         build_config(None, bad)
@@ -109,12 +144,45 @@ def test_options_of_a_preset_are_those_of_its_plugin():
         flags = {key.replace("__", "."): value for key, value in flags.items()}
         return build_config(assignments=assignments, flags=flags).scheduler.options
 
-    given = preset(DEFAULT)
+    given = preset("tiny-llama")
     of_cosine = {"warmup_steps": given["scheduler"]["warmup_steps"]}
     assert options() == options(scheduler__name="cosine") == of_cosine
     assert options(scheduler__name="flat") == {}
     assert options("scheduler.warmup_steps=5", scheduler__name="flat") == {"warmup_steps": 5}
     assert build_config(flags={"optimizer.name": "sgd"}).optimizer.lr == given["optimizer"]["lr"]
+
+
+SCALES = {"adamw": 1.0, "lion": 0.1, "sgd": 10.0}
+
+
+def rate(*names, **more):
+    return build_config(*names, lr_scale=SCALES.__getitem__, **more).optimizer.lr
+
+
+def test_a_presets_rate_becomes_that_of_the_optimizer_named(tmp_path):
+    given = preset("tiny-llama")["optimizer"]["lr"]
+    named = tmp_path / "named.toml"
+    named.write_text('[optimizer]\nname = "lion"\n', "utf-8")
+    assert rate() == rate(flags={"optimizer.name": "adamw"}) == given
+    assert rate(flags={"optimizer.name": "lion"}) == 3e-4
+    assert rate(assignments=["optimizer.name=lion"]) == 3e-4
+    assert rate(file=named) == 3e-4
+    assert rate(sections={"optimizer": {"name": "lion"}}) == 3e-4
+    assert rate(file=named, flags={"optimizer.name": "sgd"}) == 3e-2
+    # the tier's, where the preset has none
+    other = build_config("bench-c1", tier="full").optimizer.lr
+    assert rate("bench-c1", tier="full", flags={"optimizer.name": "lion"}) == pytest.approx(
+        other / 10
+    )
+
+
+def test_a_rate_that_was_given_is_taken_as_it_is(tmp_path):
+    both = tmp_path / "both.toml"
+    both.write_text('[optimizer]\nname = "lion"\nlr = 0.5\n', "utf-8")
+    assert rate(file=both) == 0.5
+    assert rate(file=both, flags={"optimizer.name": "sgd"}) == 0.5
+    assert rate(assignments=["optimizer.lr=0.25"], flags={"optimizer.name": "lion"}) == 0.25
+    assert rate(flags={"optimizer.name": "lion", "optimizer.lr": 0.25}) == 0.25
 
 
 def test_an_unknown_preset_suggests_the_nearest():

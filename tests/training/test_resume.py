@@ -11,6 +11,7 @@ from tiny_run import TINY
 
 from splitbit_kit.api import SampleWritten, SplitbitError, StepDone, UsageError
 from splitbit_kit.formats import checkpoint, jsonl, safetensors
+from splitbit_kit.registry import Registry
 from splitbit_kit.training import run as run_module
 from splitbit_kit.training.run import Surroundings, resume, train
 from splitbit_kit.training.trainer import Interrupted, Trainer
@@ -44,7 +45,8 @@ def assert_same_bits(a, b):
 def figures(folder):
     rows = jsonl.read(folder / "metrics.jsonl")
     drop = {"seconds", "total_time_s", "tokens_per_second"}
-    return [{k: v for k, v in row.items() if k not in drop} for row in rows if row["kind"] != "end"]
+    kept = [row for row in rows if row["kind"] not in ("run", "end")]
+    return [{k: v for k, v in row.items() if k not in drop} for row in kept]
 
 
 def stop_at(step):
@@ -89,6 +91,31 @@ def test_stopped_at_any_moment_and_resumed(tiny, again, stopping, tmp_path, extr
         again(name)
         assert_same_bits(whole.folder, tmp_path / name)
         assert figures(tmp_path / name) == figures(whole.folder)
+
+
+@pytest.mark.parametrize("name", [n for n in Registry().names("optimizer") if n != "adamw"])
+def test_with_every_optimizer(tiny, again, monkeypatch, tmp_path, name):
+    extra = {"optimizer.name": name, "optimizer.lr": 1e-3}
+    whole, _, _ = tiny("whole", **extra)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_stop_if_asked", stop_at(5))
+        with pytest.raises(Interrupted):
+            tiny("part", **extra)
+    again("part")
+    assert_same_bits(whole.folder, tmp_path / "part")
+    assert figures(tmp_path / "part") == figures(whole.folder)
+
+
+@pytest.mark.parametrize("name", [n for n in Registry().names("scheduler") if n != "cosine"])
+def test_with_every_schedule(tiny, again, monkeypatch, tmp_path, name):
+    whole, _, _ = tiny("whole", **{"scheduler.name": name})
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_stop_if_asked", stop_at(5))
+        with pytest.raises(Interrupted):
+            tiny("part", **{"scheduler.name": name})
+    again("part")
+    assert_same_bits(whole.folder, tmp_path / "part")
+    assert figures(tmp_path / "part") == figures(whole.folder)
 
 
 def test_killed_between_checkpoints_and_resumed(tiny, again, tmp_path, monkeypatch):
@@ -321,6 +348,16 @@ def test_another_tokenizer_is_refused(tiny, again, tmp_path):
     (tmp_path / "other/tokenizer.json").replace(tmp_path / "run/tokenizer.json")
     with pytest.raises(SplitbitError, match=r"the tokenizer is not .* put its tokenizer.json back"):
         again("run")
+
+
+def test_a_run_from_before_there_were_tiers_takes_the_machines(tiny, again, tmp_path):
+    tiny()
+    config = tmp_path / "run" / "config.toml"
+    said = config.read_text("utf-8").splitlines()
+    config.write_text("\n".join(line for line in said if not line.startswith("tier")), "utf-8")
+    run, _, _ = again("run", {"train.steps": 9, "quantize.format": "auto"})
+    assert run.statistics["quantizer"] == "q8_0"
+    assert f'tier = "{Registry().probe().tier}"' in config.read_text("utf-8")
 
 
 def test_a_folder_without_a_run(again, tmp_path):

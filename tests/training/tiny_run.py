@@ -9,6 +9,7 @@ TINY = {
     "optimizer": {"lr": 1e-2},
     "scheduler": {"warmup_steps": 2},
     "checkpoint": {"save_every": 2},
+    "quantize": {},
     "sample": {"max_tokens": 8},
     "compute": {"backend": "numpy", "threads": 1},
 }
