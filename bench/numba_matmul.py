@@ -118,25 +118,19 @@ def our_figures(
     shapes: list[tuple[int, int, int]], precision: str, threads: int
 ) -> list[list[float]]:
     """Return GFLOP/s of ours: a row for each shape, a column for each kind."""
+    import ctypes
+
     import ml_dtypes
     import numpy as np
-    from numba import njit
+    from numba_repeat import address
 
     from splitbit_numba_backend.kernels import matmul
     from splitbit_numba_backend.simd.features import PATH
-    from splitbit_numba_backend.simd.pointers import bfloat16_pointer, float32_pointer
 
-    pointer = bfloat16_pointer if precision == "bf16" else float32_pointer
     dtype = np.dtype(ml_dtypes.bfloat16 if precision == "bf16" else np.float32)
     print(f"{precision}: path {PATH}", file=sys.stderr)
-    multiply = matmul.multiply
-
-    @njit(nogil=True)
-    def repeat(repetitions, thread, threads, kind, left, ls, right, rs, m, n, k, end, scratch):  # type: ignore[no-untyped-def]
-        for _ in range(repetitions):
-            multiply(
-                thread, threads, kind, pointer(left), ls, pointer(right), rs, m, n, k, end, scratch
-            )
+    # called by ctypes, which lets the other threads go on
+    repeat = ctypes.CFUNCTYPE(None, *[ctypes.c_ssize_t] * 3)(address(precision))
 
     def aligned(shape: tuple[int, ...], dtype: Any) -> Any:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -163,7 +157,7 @@ def our_figures(
                 (sizes[0], (sizes[1] + 31) // 32 * 32), dtype if kind < 2 else np.float32
             )
             code = matmul.STORAGE if kind < 2 else matmul.FLOAT32
-            end = matmul.Epilogue(code, kept.ctypes.data, kept.shape[1])
+            end = (code, kept.ctypes.data, kept.shape[1])
             room = matmul.scratch_bytes(kind, sizes[2], dtype.itemsize)
             scratch = [aligned((room,), np.uint8) for _ in range(threads)]
             operands = (left.ctypes.data, left.shape[1], right.ctypes.data, right.shape[1], *sizes)
@@ -173,10 +167,9 @@ def our_figures(
                 scratch: Any = scratch,
             ) -> None:  # fmt: skip
                 def work(thread: int) -> None:
-                    repeat(
-                        repetitions, thread, threads, kind, *operands, end,
-                        scratch[thread].ctypes.data,
-                    )  # fmt: skip
+                    words = [kind, *operands, *end, scratch[thread].ctypes.data, repetitions]
+                    args = np.array(words, np.int64)
+                    repeat(thread, threads, args.ctypes.data)
 
                 others = [threading.Thread(target=work, args=(n,)) for n in range(1, threads)]
                 for other in others:

@@ -12,6 +12,7 @@ from splitbit_numba_backend.kernels import optimizers
 from splitbit_numba_backend.kernels.newton_schulz import newton_schulz
 from splitbit_numba_backend.kernels.shares import CHUNKS, Pointer, kernel
 from splitbit_numba_backend.runtime import (
+    ALIGNMENT,
     FLOAT,
     NULL,
     Memory,
@@ -244,9 +245,10 @@ class Flat:
         memory = Memory()
         left, right = (memory.place(rows * stride * run.item) for _ in range(2))
         gram, square = (memory.place(rows * gram_stride * run.item) for _ in range(2))
-        if self._room.size < memory.size:
-            self._room = np.empty(memory.size, np.uint8)
-        room, nbytes = address(self._room), product_scratch(run.item, rows, columns)
+        if self._room.size < memory.size + ALIGNMENT:
+            self._room = np.empty(memory.size + ALIGNMENT, np.uint8)
+        room = -(-address(self._room) // ALIGNMENT) * ALIGNMENT
+        nbytes = product_scratch(run.item, rows, columns)
         words = [run.control, run.scratch(nbytes), nbytes, address(matrix)]
         words += [room + place for place in (left, right, gram, square)]
         words += [rows, columns, stride, gram_stride, steps, *map(float_word, NEWTON_SCHULZ)]

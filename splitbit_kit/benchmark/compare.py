@@ -234,7 +234,8 @@ def report(result: dict[str, Any]) -> str:
 def op_table(result: dict[str, Any]) -> list[str]:
     """Return the time of a step by op, slowest first, with the part of the limit that each reaches.
 
-    The account itself takes some time, so the sum is a little more than a step.
+    Medians, where a step's own figure is its least; and the account itself takes some time: so the
+    sum is more than a step.
     """
     rows = [(*_row(entry, result["limit_gflops"]),) for entry in result["by_op"]]
     rest = ("between the ops", "", "", f"{result['rest_ms']:.2f}", "", "", "")
@@ -255,7 +256,7 @@ def _row(entry: dict[str, Any], limit: float | None) -> tuple[str, ...]:
     return (
         entry["op"],
         entry["origin"],
-        f"{entry['calls']:.0f}",
+        f"{entry['calls']}",
         f"{entry['forward_ms']:.2f}",
         backward,
         f"{rate:.0f}" if rate else "",

@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import count
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from splitbit_kit.api import SplitbitError
-from splitbit_kit.benchmark.by_op import TimedTable, total_work
+from splitbit_kit.benchmark.by_op import Entry, TimedTable, total_work
 from splitbit_kit.benchmark.turns import page_faults, resident_mb, serve
 from splitbit_kit.compute import Compute, choose
 from splitbit_kit.engine.optable import OpTable
@@ -71,7 +72,7 @@ def plain(registry: Registry, compute: Compute, task: Task) -> tuple[Step, dict[
 
 
 def by_op(registry: Registry, compute: Compute, task: Task) -> tuple[Step, dict[str, Any]]:
-    """Return a step whose ops are timed, and what some seconds of them said: figures of one step.
+    """Return a step whose ops are timed, and what some seconds of them said: medians of a step.
 
     work is in floating-point operations, see `work`; rest_ms is what lies between the ops.
     """
@@ -79,26 +80,30 @@ def by_op(registry: Registry, compute: Compute, task: Task) -> tuple[Step, dict[
     step, _ = training(registry, compute, table, task)
     for _ in range(SETTLED):
         step()
-    table.entries.clear()
-    steps, begun = 0, time.perf_counter()
-    while time.perf_counter() - begun < TIMED_SECONDS or not steps:
+    accounts: list[dict[str, Entry]] = []
+    rest: list[float] = []
+    until = time.perf_counter() + TIMED_SECONDS
+    while time.perf_counter() < until or not accounts:
+        table.entries = {}
+        begun = time.perf_counter()
         step()
-        steps += 1
-    seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
+        accounts.append(table.entries)
+        rest.append(seconds - sum(entry.seconds for entry in table.entries.values()))
+    slowest_first = sorted(accounts[0].items(), key=lambda item: -item[1].seconds)
     ops = [
         {
             "op": name,
             "origin": entry.origin,
-            "calls": entry.calls / steps,
-            "forward_ms": entry.forward_s / steps * 1e3,
-            "backward_ms": entry.backward_s / steps * 1e3,
-            "work": total_work([entry]) / steps,
+            "calls": entry.calls,
+            "forward_ms": median(account[name].forward_s for account in accounts) * 1e3,
+            "backward_ms": median(account[name].backward_s for account in accounts) * 1e3,
+            "work": total_work([entry]),
         }
-        for name, entry in sorted(table.entries.items(), key=lambda item: -item[1].seconds)
+        for name, entry in slowest_first
     ]
-    between = seconds - sum(entry.seconds for entry in table.entries.values())
-    work = total_work(table.entries.values()) / steps
-    return step, {"work": work, "by_op": ops, "rest_ms": between / steps * 1e3}
+    work = total_work(accounts[0].values())
+    return step, {"work": work, "by_op": ops, "rest_ms": median(rest) * 1e3}
 
 
 def limit(registry: Registry, compute: Compute, task: Task) -> tuple[Step, dict[str, Any]]:

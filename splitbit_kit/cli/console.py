@@ -18,7 +18,8 @@ from splitbit_kit.api import (
     SampleWritten,
     StepDone,
 )
-from splitbit_kit.cli.progress import Paced, duration
+from splitbit_kit.cli.progress import Paced
+from splitbit_kit.quantities import counted, duration, size
 
 REDRAWN_EVERY = 0.2  # seconds, on a terminal
 LINES = 50  # step lines in a whole run, elsewhere
@@ -161,7 +162,7 @@ class TrainingView:
         return (
             f"evaluation at step {event.step}: loss {event.loss:.4f}, "
             f"perplexity {event.perplexity:.2f}, {event.bits_per_byte:.4f} bits per byte "
-            f"({event.tokens:,} tokens, {event.seconds:.1f} s)"
+            f"({counted(event.tokens, 'token')}, {event.seconds:.1f} s)"
             + ("  best so far" if event.best else "")
         )
 
@@ -290,16 +291,15 @@ def header(event: RunStarted) -> list[str]:
     texts = c["data"]["paths"]
     corpus = texts[0] if len(texts) == 1 else f"{len(texts)} paths" if texts else "built-in corpus"
     begun = f", from step {event.step}" if event.step else ""
-    layers = f"{model['layers']} layer{'s' if model['layers'] > 1 else ''}"
     return [
-        f"model    {event.config['preset']}: {event.parameters:,} parameters, {model['family']}, "
-        f"{layers}, width {model['width']}",
-        f"text     {corpus}, {event.tokens:,} training tokens, "
+        f"model    {event.config['preset']}: {counted(event.parameters, 'parameter')}, "
+        f"{model['family']}, {counted(model['layers'], 'layer')}, width {model['width']}",
+        f"text     {corpus}, {counted(event.tokens, 'training token')}, "
         f"vocabulary {c['tokenizer']['vocab_size']:,} ({c['tokenizer']['kind']})",
         f"compute  backend {compute['backend']}, {compute['precision']}, "
-        f"{compute['threads']} thread{'s' if compute['threads'] > 1 else ''}"
-        f"; ops: {by_origin(event.origins)}",
-        f"run      {event.folder}: {event.steps:,} steps of {per_step:,} tokens{begun}",
+        f"{counted(compute['threads'], 'thread')}; ops: {by_origin(event.origins)}",
+        f"run      {event.folder}: {counted(event.steps, 'step')} of "
+        f"{counted(per_step, 'token')}{begun}",
     ]
 
 
@@ -337,8 +337,6 @@ def closing(event: RunEnded, started: RunStarted) -> list[str]:
 
 def _copy(statistics: Mapping[str, Any]) -> list[str]:
     """Return the lines on the best model's quantised copy."""
-    from splitbit_kit.training.plan import size
-
     s = statistics
     return [
         f"best as {s['quantizer']}: loss {_loss(s['quantized_loss'])}, "

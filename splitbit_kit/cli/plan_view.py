@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from splitbit_kit.cli.progress import duration
-from splitbit_kit.training.plan import Plan, size
+from splitbit_kit.api import SplitbitError
+from splitbit_kit.quantities import counted, duration, size
+from splitbit_kit.training.plan import Plan
 from splitbit_kit.training.rates import Rate
 
 
-def plan_values(plan: Plan, rate: Rate) -> dict[str, Any]:
-    """Return what --json reports of a plan."""
+def plan_values(plan: Plan, rate: Rate, refused: SplitbitError | None) -> dict[str, Any]:
+    """Return what --json reports of a plan. refused: why `train` would not begin."""
     config = plan.config
     train, compute = config.train, config.compute
     return {
@@ -38,18 +39,18 @@ def plan_values(plan: Plan, rate: Rate) -> dict[str, Any]:
         "disk": asdict(plan.disk),
         "disk_total": plan.disk.total,
         "disk_available": plan.disk_available,
-        "fits": plan.memory_fits and plan.disk_fits,
+        "fits": refused is None,
     }
 
 
-def plan_lines(plan: Plan, rate: Rate) -> list[str]:
-    """Return a plan in words, the parts of each sum largest first."""
+def plan_lines(plan: Plan, rate: Rate, refused: SplitbitError | None) -> list[str]:
+    """Return a plan in words, the parts of each sum largest first. refused: as `plan_values`."""
     train, compute = plan.config.train, plan.config.compute
     per_step = train.batch_size * train.grad_accum * train.seq_len
-    many = "s" if compute.threads > 1 else ""
     lines = [
-        f"model    {plan.config.preset}: {plan.parameters:,} parameters",
-        f"compute  backend {compute.backend}, {compute.precision}, {compute.threads} thread{many}",
+        f"model    {plan.config.preset}: {counted(plan.parameters, 'parameter')}",
+        f"compute  backend {compute.backend}, {compute.precision}, "
+        f"{counted(compute.threads, 'thread')}",
         f"memory   {size(plan.memory.total)} at the peak, {size(plan.memory_available)} free: "
         f"{_parts(asdict(plan.memory))}",
     ]
@@ -68,12 +69,21 @@ def plan_lines(plan: Plan, rate: Rate) -> list[str]:
         f"free: {_parts(disk)}; {size(tokens)} of tokens are in the cache",
         f"speed    {rate.tokens_per_second:,.0f} tokens/s "
         f"({source.get(rate.source, 'a rough guess from the smallest steps')})",
-        f"time     {duration(rate.total)} for {train.steps:,} steps of {per_step:,} tokens: "
-        f"training {duration(rate.training)}, evaluations {duration(rate.evaluations)}, "
-        f"samples {duration(rate.samples)}",
-        "nothing was begun; without --dry-run it is",
+        f"time     {duration(rate.total)} for {counted(train.steps, 'step')} of "
+        f"{counted(per_step, 'token')}: training {duration(rate.training)}, "
+        f"evaluations {duration(rate.evaluations)}, samples {duration(rate.samples)}",
+        f"nothing was begun; without --dry-run it is{_but(plan, refused)}",
     ]
     return lines
+
+
+def _but(plan: Plan, refused: SplitbitError | None) -> str:
+    """Return what a training would come to, if not simply to begin."""
+    if refused is not None:
+        return " refused"
+    short = [("memory", plan.memory_fits), ("disk", plan.disk_fits)]
+    names = " and ".join(name for name, fits in short if not fits)
+    return f", short of {names} as it is: train.check_resources is false" if names else ""
 
 
 def _parts(parts: dict[str, int]) -> str:

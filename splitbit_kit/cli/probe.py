@@ -56,16 +56,16 @@ def command(context: click.RichContext, /, as_json: bool) -> None:
 
 def rows(hardware: Hardware) -> list[tuple[str, str, str]]:
     """Return the facts for people: name, value, source."""
-    from splitbit_kit.training.summary import gigabytes
+    from splitbit_kit.quantities import size
 
     free = hardware.disk_free_bytes
     values = {
         "threads": str(hardware.threads),
         "cores": str(hardware.cores),
-        "memory_bytes": gigabytes(hardware.memory_bytes),
+        "memory_bytes": size(hardware.memory_bytes),
         "instruction_sets": " ".join(hardware.instruction_sets),
         "blas": hardware.blas,
-        "disk_free_bytes": "" if free is None else gigabytes(free),
+        "disk_free_bytes": "" if free is None else size(free),
         "tier": hardware.tier,
     }
     names = {"memory_bytes": "memory", "instruction_sets": "instructions", "blas": "BLAS"}

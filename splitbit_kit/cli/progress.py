@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from splitbit_kit.quantities import duration
+
 AFTER = 1.0  # seconds: what is done sooner needs no word
 
 
@@ -47,10 +49,3 @@ class Paced:
         spent = now - self._begun
         left = f", {duration(spent / share - spent)} left" if share > 0 else ""
         self._draw(f"{what}: {share:.0%}{left}", share)
-
-
-def duration(seconds: float) -> str:
-    """Return 75.2 as "1:15", hours before that if there are any."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -56,11 +56,12 @@ def command(runs: tuple[Path, ...], output: Path | None, overwrite: bool, as_jso
       splitbit-kit report runs/bard -o bard.html
       splitbit-kit report runs/bard runs/bard-wide -o both.html
     """
+    from splitbit_kit.quantities import size
     from splitbit_kit.report.write import write
 
     done = write(runs, output, overwrite=overwrite)
-    size = f"{max(1, round(done.size_bytes / 1000)):,} kB"
-    print(f"report: {done.path} ({size}); open it in a browser", file=people(as_json))
+    said = f"report: {done.path} ({size(done.size_bytes)}); open it in a browser"
+    print(said, file=people(as_json))
     if as_json:
         values = {
             "report": str(done.path),

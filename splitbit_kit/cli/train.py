@@ -437,10 +437,10 @@ def show_plan(
     """Show a plan, and then raise why it would be refused, if it would."""
     from splitbit_kit.cli.plan_view import plan_lines, plan_values
 
-    for line in plan_lines(plan, rate):
+    for line in plan_lines(plan, rate, refused):
         view.notify(line)
     if as_json:
-        emit(PLAN_KEYS, plan_values(plan, rate))
+        emit(PLAN_KEYS, plan_values(plan, rate, refused))
     if refused is not None:
         raise refused
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
+from splitbit_kit.quantities import duration
 from splitbit_kit.report.chart import figure
 from splitbit_kit.report.markup import node
 from splitbit_kit.report.record import Record, number
-from splitbit_kit.report.tables import duration, number_or_dash, sections, shown, table
+from splitbit_kit.report.tables import number_or_dash, sections, shown, table
 
 
 def comparison(records: Sequence[Record], names: Sequence[str]) -> Element:

@@ -10,13 +10,13 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
+from splitbit_kit.quantities import counted, duration
 from splitbit_kit.report.chart import figure, steps
 from splitbit_kit.report.curve import Points
 from splitbit_kit.report.markup import node
 from splitbit_kit.report.record import CURVES, Record, Row, facts, number, text
 from splitbit_kit.report.tables import (
     HEADS,
-    duration,
     how_many,
     number_or_dash,
     sections,
@@ -60,9 +60,11 @@ def lead(record: Record) -> str:
     size = f"{parameters:,.0f} parameters, " if parameters else ""
     amount = f" ({tokens:,.0f} training tokens)" if tokens else ""
     return (
-        f"{c['preset']}: {size}{model['family']}, {model['layers']} layers, width "
-        f"{model['width']}. Trained on {corpus}{amount}, {train['steps']:,} steps planned, "
-        f"{train['batch_size'] * train['grad_accum']} sequences of {train['seq_len']} tokens each."
+        f"{c['preset']}: {size}{model['family']}, {counted(model['layers'], 'layer')}, width "
+        f"{model['width']}. Trained on {corpus}{amount}, "
+        f"{counted(train['steps'], 'step')} planned, "
+        f"{counted(train['batch_size'] * train['grad_accum'], 'sequence')} of "
+        f"{counted(train['seq_len'], 'token')} each."
     )
 
 

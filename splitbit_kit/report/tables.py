@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from splitbit_kit.quantities import size
 from splitbit_kit.report.chart import figure
 from splitbit_kit.report.markup import node
 from splitbit_kit.report.record import CURVES, number
@@ -98,10 +98,8 @@ def shown(key: str, value: Any, depth: int = 3) -> str:
         return "…"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if key.endswith("_bytes") and (size := number(value)) is not None:
-        return next(
-            (f"{size / unit:,.1f} {name}" for unit, name in _UNITS if size >= unit), f"{size:.0f} B"
-        )
+    if key.endswith("_bytes") and (nbytes := number(value)) is not None:
+        return size(nbytes)
     if isinstance(value, Mapping):
         return (
             ", ".join(f"{words(str(k))} {shown(str(k), v, depth - 1)}" for k, v in value.items())
@@ -112,21 +110,7 @@ def shown(key: str, value: Any, depth: int = 3) -> str:
     return str(value) if value not in ("", None) else "none"
 
 
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-
 def words(key: str) -> str:
     """Return what a key is called."""
     known = dict(zip(CURVES, HEADS, strict=True))
     return known.get(key) or key.removesuffix("_bytes").replace("_", " ")
-
-
-def duration(seconds: float) -> str:
-    """Return 75.2 as "1 min 15 s"; hours, and then no seconds, if there are any."""
-    if not math.isfinite(seconds) or seconds < 0:
-        return "–"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours:,} h {minute:02} min" if hours else f"{minute} min {second:02} s"

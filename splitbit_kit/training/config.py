@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from math import inf
@@ -223,6 +224,8 @@ NAMES = ("preset", "tier")
 """What a configuration has besides sections."""
 
 _OPEN = ("optimizer", "scheduler")  # their further keys are the plugin's options
+TABLES = ("quantize.options", "track.options")
+"""Tables in which --set can name a key."""
 
 
 def build_config(
@@ -246,8 +249,9 @@ def build_config(
     or tier gives a rate, and another optimizer than theirs is named, the rate becomes its own.
 
     assignments: "section.key=value", the value as in TOML (a word that is no TOML value is taken as
-    text). flags: "section.key" -> value. sections: what a file could hold, in its place. Raises
-    UsageError naming the first bad key.
+    text); a key in one of `TABLES` adds to the table that the file has. flags: "section.key" ->
+    value. sections: what a file could hold, in its place. Raises UsageError naming the first bad
+    key.
     """
     layers: list[Mapping[str, Any]] = [sections or {}]
     if file is not None:
@@ -258,8 +262,8 @@ def build_config(
         layers.append(loaded)
     picked = tiers.pick(tier := _name("tier", tier or machine))
     preset_name = _name("preset", preset_name or picked.preset)
-    layers.append(_nested(map(parse_assignment, assignments)))
-    layers.append(_nested((flags or {}).items()))
+    layers.append(_nested(map(parse_assignment, assignments), layers))
+    layers.append(_nested((flags or {}).items(), layers))
     from_preset = preset(preset_name)
     for section in _OPEN:
         _drop_options_of_another(section, from_preset, layers)
@@ -308,14 +312,30 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """Return ("section.key", value) from "section.key=value"."""
+    """Return ("section.key", value) from "section.key=value"; the key may lie in `TABLES`."""
     key, equals, value = text.partition("=")
-    if not equals or key.strip().count(".") != 1:
+    key = key.strip()
+    if not equals or not (table_of(key) or key.count(".") == 1) or not all(key.split(".")):
         raise UsageError(f"--set {text}: section.key=value is expected, as in train.steps=500")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        return key, value.strip()
+
+
+def put(nested: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value under a dotted key, with tables on the way. Raises UsageError if one is none."""
+    *way, last = key.split(".")
+    for part in way:
+        nested = nested.setdefault(part, {})
+        if not isinstance(nested, dict):
+            raise UsageError(f"{key}: {part} is {nested!r}, no table")
+    nested[last] = value
+
+
+def table_of(key: str) -> str | None:
+    """Return which of `TABLES` a dotted key lies in, if in any."""
+    return next((table for table in TABLES if key.startswith(f"{table}.")), None)
 
 
 def _section(name: str, keys: dict[str, Any]) -> Any:
@@ -343,11 +363,21 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
 
 
-def _nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _nested(
+    pairs: Iterable[tuple[str, Any]], earlier: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return pairs of a dotted key and a value as sections.
+
+    earlier: the layers below; the table of theirs that a key adds to is the last one's.
+    """
     nested: dict[str, Any] = {}
     for key, value in pairs:
-        section, _, name = key.partition(".")
-        nested.setdefault(section, {})[name] = value
+        if table := table_of(key):
+            section, _, name = table.partition(".")
+            held = [layer[section] for layer in earlier if isinstance(layer.get(section), Mapping)]
+            tables = [keys[name] for keys in held if name in keys]
+            nested.setdefault(section, {}).setdefault(name, deepcopy(tables[-1]) if tables else {})
+        put(nested, key, value)
     return nested
 
 
@@ -366,12 +396,12 @@ def _drop_options_of_another(
 def _take_own_rate(
     merged: dict[str, Any], from_preset: Mapping[str, Any], lr_scale: Callable[[str], float]
 ) -> None:
-    """Replace a learning rate that was chosen for another optimizer."""
+    """Replace a preset's learning rate, which is for adamw, where another optimizer is named."""
     ours = from_preset.get("optimizer", {}).get("name", OptimizerConfig.name)
     keys = merged.get("optimizer", {})
     name = keys.get("name", ours)
     if name != ours:
-        rate = keys.get("lr", OptimizerConfig.lr) * lr_scale(name) / lr_scale(ours)
+        rate = keys.get("lr", OptimizerConfig.lr) * lr_scale(name)
         keys["lr"] = float(f"{rate:.6g}")
 
 

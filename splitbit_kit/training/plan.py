@@ -16,6 +16,7 @@ from splitbit_kit.api import TIERS, SplitbitError
 from splitbit_kit.formats.checkpoint import LEAST_KEPT
 from splitbit_kit.models import tiers
 from splitbit_kit.models.decoder import parameter_specs
+from splitbit_kit.quantities import counted, size
 from splitbit_kit.quantize import packed_format, reason_kept
 from splitbit_kit.registry import Registry
 from splitbit_kit.text.batches import Windows
@@ -81,6 +82,7 @@ class Plan:
     """What a training takes. Sizes are in bytes, of a machine as busy as it is now."""
 
     config: Config  # resolved
+    windows: Windows  # the samples
     parameters: int  # how many numbers are trained
     memory: Memory
     memory_available: float  # free, and what this process holds already
@@ -136,16 +138,17 @@ def make_plan(
     """Return what a resolved configuration takes; quick: at most. begun: as for `check`.
 
     folder: where the run will be; None: a new one below runs/. Raises SplitbitError, saying what
-    would fit, if not even the smallest steps can be tried.
+    would fit, if not even the smallest steps can be tried; with check_resources off, they are.
     """
     vocabulary = data.tokenizer.vocab_size
     available = memory_available(registry)
-    rehearsal = _rehearsed(config, vocabulary, registry, available, quick, begun)
+    rehearsal = _rehearsed(config, windows, vocabulary, registry, available, quick, begun)
     memory = _memory(config, rehearsal, data, windows, registry)
     disk = _disk(config, memory, data)
     home = folder or Path("runs")
     return Plan(
         config=config,
+        windows=windows,
         parameters=parameter_count(config, vocabulary),
         memory=memory,
         memory_available=available,
@@ -171,15 +174,6 @@ def refuse(plan: Plan, registry: Registry, vocabulary: int, begun: bool = False)
 def parameter_count(config: Config, vocabulary: int) -> int:
     """Return how many numbers are trained."""
     return sum(prod(spec.shape) for spec in parameter_specs(config.model, vocabulary))
-
-
-def size(nbytes: float) -> str:
-    """Return 5_245_952 as "5.2 MB": decimal units, two digits or three."""
-    units = ("bytes", "kB", "MB", "GB", "TB")
-    scale = 0
-    while nbytes >= 999.5 and scale < len(units) - 1:
-        nbytes, scale = nbytes / 1000, scale + 1
-    return f"{nbytes:.{1 if scale and nbytes < 9.95 else 0}f} {units[scale]}"
 
 
 # ---- memory
@@ -210,6 +204,7 @@ def peak_bytes() -> int:
 
 def _rehearsed(
     config: Config,
+    windows: Windows,
     vocabulary: int,
     registry: Registry,
     available: float,
@@ -217,16 +212,17 @@ def _rehearsed(
     begun: bool,
 ) -> Rehearsal:
     """Return the rehearsal. Raises SplitbitError if the memory is too small even for that."""
-    room = available - resident_bytes()
+    room = available - resident_bytes() if config.train.check_resources else inf
     if _least(config, vocabulary) > room:
         what = f"two layers' weights and gradients alone need {size(_least(config, vocabulary))}"
-        fix = OTHERS if begun else _smaller_preset(config, vocabulary, registry)
+        fix = OTHERS if begun else _smaller_preset(config, windows, vocabulary, registry)
         raise _memory_error(what, room, fix)
     try:
         return rehearse(config, vocabulary, registry, room, quick)
     except TooLargeError:
-        what = f"two sequences of {config.train.seq_len:,} tokens in two layers need more than that"
-        fix = OTHERS if begun else _shorter(config, vocabulary, registry)
+        tokens = counted(config.train.seq_len, "token")
+        what = f"two sequences of {tokens} in two layers need more than that"
+        fix = OTHERS if begun else _shorter(config, windows, vocabulary, registry)
         raise _memory_error(what, room, fix) from None
 
 
@@ -256,9 +252,13 @@ def _memory(
         activations=round(taken.activations),
         backend=round(taken.backend),
         copies=_packed_bytes(config, data.tokenizer.vocab_size, registry),
-        data=mapped + ORDER_BYTES * windows.per_epoch,
+        data=mapped + _order_bytes(windows),
         interpreter=max(0, rehearsal.process_bytes - resident),
     )
+
+
+def _order_bytes(windows: Windows) -> int:
+    return ORDER_BYTES * windows.per_epoch
 
 
 def _packed_bytes(config: Config, vocabulary: int, registry: Registry) -> int:
@@ -279,7 +279,8 @@ def _packed_bytes(config: Config, vocabulary: int, registry: Registry) -> int:
 def _what_fits(plan: Plan, registry: Registry, vocabulary: int) -> str:
     """Return, in words, the least change that makes a training fit."""
     model, train = plan.config.model, plan.config.train
-    room = SPARE * (plan.memory_available - plan.memory.interpreter - plan.memory.copies)
+    others = plan.memory.interpreter + plan.memory.copies + _order_bytes(plan.windows)
+    room = SPARE * (plan.memory_available - others)
 
     def fits(layers: int, sequences: int) -> bool:
         return plan.rehearsal.at(layers, sequences).total <= room
@@ -287,10 +288,10 @@ def _what_fits(plan: Plan, registry: Registry, vocabulary: int) -> str:
     if rows := _greatest(train.batch_size - 1, lambda n: fits(model.layers, n)):
         return f"--batch-size {rows} fits"
     if fits(model.layers, 0):
-        return _shorter(plan.config, vocabulary, registry)
+        return _shorter(plan.config, plan.windows, vocabulary, registry)
     if layers := _greatest(model.layers - 1, lambda n: fits(n, 1)):
         return f"--set model.layers={layers} with --batch-size 1 fits"
-    return _smaller_preset(plan.config, vocabulary, registry)
+    return _smaller_preset(plan.config, plan.windows, vocabulary, registry)
 
 
 def _greatest(most: int, fits: Callable[[int], bool]) -> int:
@@ -302,18 +303,17 @@ def _greatest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _shorter(config: Config, vocabulary: int, registry: Registry) -> str:
+def _shorter(config: Config, windows: Windows, vocabulary: int, registry: Registry) -> str:
     """Return, in words, the longest sequences, by halves, of which a batch of one fits."""
     longest = 0
     for seq_len in _halves(config.train.seq_len)[::-1]:  # a long one takes long to be too long
-        if not _fits(
-            config.with_keys(train__seq_len=seq_len, train__batch_size=1), vocabulary, registry
-        ):
+        shorter = config.with_keys(train__seq_len=seq_len, train__batch_size=1)
+        if not _fits(shorter, windows, vocabulary, registry):
             break
         longest = seq_len
     if longest:
         return f"--seq-len {longest} with --batch-size 1 fits"
-    return _smaller_preset(config, vocabulary, registry)
+    return _smaller_preset(config, windows, vocabulary, registry)
 
 
 def _halves(count: int) -> list[int]:
@@ -324,22 +324,39 @@ def _halves(count: int) -> list[int]:
     return found
 
 
-def _smaller_preset(config: Config, vocabulary: int, registry: Registry) -> str:
+def _smaller_preset(config: Config, windows: Windows, vocabulary: int, registry: Registry) -> str:
     """Return, in words, the largest model below this one that a tier picks and that fits."""
     for tier in reversed(TIERS):
-        smaller = build_config(tiers.pick(tier).preset)
+        smaller = build_config(tiers.pick(tier).preset, tier=config.tier)
         most = smaller.tokenizer.vocab_size or vocabulary
         if parameter_count(smaller, most) >= parameter_count(config, vocabulary):
             continue
         seq_len = smaller.train.seq_len or smaller.model.context
-        tried = replace(smaller, compute=config.compute).with_keys(train__seq_len=seq_len)
-        if _fits(tried, most, registry):
-            return f"--preset {smaller.preset} fits"
+        kept = {name: getattr(config, name) for name in ("optimizer", "quantize", "compute")}
+        tried = replace(smaller, **kept).with_keys(train__seq_len=seq_len)
+        if _fits(tried, windows, most, registry):
+            return f"--preset {tried.preset}{_in_its_way(config, tried)} fits"
     return OTHERS
 
 
-def _fits(config: Config, vocabulary: int, registry: Registry) -> bool:
-    """Whether a configuration fits into the memory, data aside, with some to spare."""
+def _in_its_way(config: Config, wanted: Config) -> str:
+    """Return, in words, what was said of this configuration that would win over a preset's."""
+    own = build_config(config.preset, tier=config.tier)
+    said = []
+    if config.train.batch_size != own.train.batch_size:
+        said.append(f"--batch-size {wanted.train.batch_size}")
+    if config.train.seq_len != (own.train.seq_len or own.model.context):
+        said.append(f"--seq-len {wanted.train.seq_len}")
+    if config.model != own.model:
+        said.append("no model.* settings")
+    return f" with {' and '.join(said)}" if said else ""
+
+
+def _fits(config: Config, windows: Windows, vocabulary: int, registry: Registry) -> bool:
+    """Whether a configuration fits into the memory, with some to spare."""
+    seq_len = min(config.train.seq_len, windows.seq_len)  # of longer ones there are fewer
+    others = _order_bytes(replace(windows, seq_len=seq_len))
+    others += _packed_bytes(config, vocabulary, registry)
     for quick in (True, False):
         available = memory_available(registry)
         room = available - resident_bytes()
@@ -350,7 +367,7 @@ def _fits(config: Config, vocabulary: int, registry: Registry) -> bool:
         except TooLargeError:
             return False
         taken = rehearsal.at(config.model.layers, config.train.batch_size)
-        if taken.total + rehearsal.process_bytes <= SPARE * available:
+        if taken.total + rehearsal.process_bytes + others <= SPARE * available:
             return True
     return False
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from splitbit_kit.text.batches import Batch
 from splitbit_kit.training.config import Config
 from splitbit_kit.training.learner import Learner, NonFiniteError, build_learner
 
+TIMINGS, ENOUGH = 5, 1.0  # of a point: at most, and seconds after which there are no more
+BULK = 4  # a layer's sequence in a large step costs no less than 1/BULK of that in a small one
 COMPILED = 2.0  # seconds of CPU more for the first step than for the next: kernels were compiled
 
 
@@ -60,7 +63,7 @@ class _Point:
     gradients: int
     moments: int
     other: int
-    seconds: float  # of the step
+    seconds: float  # of the step, the least of several
     cpu_seconds: float  # with what was built for it, and an evaluation
 
 
@@ -84,11 +87,15 @@ class Rehearsal:
             self._fit("moments", layers, 1),
             backend,
             other - backend,
-            # noise may make the surface fall, but no step is faster than a smaller one
-            max(
-                self._fit("seconds", layers, sequences), *(p.seconds for p in self.points.values())
-            ),
+            max(self._fit("seconds", layers, sequences), self._least_seconds(layers, sequences)),
         )
+
+    def _least_seconds(self, layers: int, sequences: int) -> float:
+        """Return what a step takes at least: noise may make the surface of the seconds fall."""
+        largest = max(self.points)
+        work = layers * sequences / prod(largest)
+        slowest = max(point.seconds for point in self.points.values())
+        return max(slowest, self.points[largest].seconds * work / BULK)
 
     def _fit(self, what: str, layers: int, sequences: int) -> float:
         """Return a value of the surface a + b layers + c sequences + d layers sequences."""
@@ -124,12 +131,13 @@ def rehearse(
     # what compiles does so now; a run writes its first sample later
     _step(config, vocabulary, registry, 1, 1, most_bytes, sample=not quick)
     first = time.process_time() - begun
+    timings = 1 if quick else TIMINGS
     depths = range(1, 2 if quick else min(2, config.model.layers) + 1)
     widths = range(1, 2 if quick else min(2, config.train.batch_size) + 1)
     points: dict[tuple[int, int], _Point] = {}
     others = []
     for place in product(depths, widths):
-        points[place], other = _rehearsed(config, vocabulary, registry, *place, most_bytes)
+        points[place], other = _rehearsed(config, vocabulary, registry, *place, most_bytes, timings)
         others.append(other)
     # each step leaves the allocator some memory that the next may use or not
     process = sum(others) // len(others)
@@ -143,6 +151,7 @@ def _rehearsed(
     layers: int,
     sequences: int,
     most_bytes: float,
+    timings: int,
 ) -> tuple[_Point, int]:
     """Return what a step took, and what of the process is not of the step."""
     begun = time.process_time()
@@ -153,6 +162,8 @@ def _rehearsed(
     flat, moments = learner.grads.flat.nbytes, sum(a.nbytes for a in learner.state.values())
     other = max(0, peak - 2 * flat - moments)
     spent = time.process_time() - begun
+    step = token_batch(vocabulary, sequences, config.train.seq_len)
+    seconds = _least_of(lambda: _timed_step(learner, step), seconds, timings)
     return _Point(flat, flat, moments, other, seconds, spent), others
 
 
@@ -191,16 +202,29 @@ def _step(
     learner = build_learner(config, vocabulary, compute, registry, sketch=True)
     seq_len = config.train.seq_len
     batch = token_batch(vocabulary, sequences, seq_len)
-    began = time.perf_counter()
-    with suppress(NonFiniteError):  # a training may go on after one
-        learner.step(0, [batch])
-    seconds = time.perf_counter() - began
+    seconds = _timed_step(learner, batch)
     _evaluate(learner, compute, vocabulary, sequences, seq_len)
     if sample:
         window = Window(learner.decoder, compute, compute.table(train=False), seq_len)
         window.read([0])
         window.read([0])
     return learner, seconds
+
+
+def _timed_step(learner: Learner, batch: Batch) -> float:
+    """Return the seconds that a step takes."""
+    began = time.perf_counter()
+    with suppress(NonFiniteError):  # a training may go on after one
+        learner.step(0, [batch])
+    return time.perf_counter() - began
+
+
+def _least_of(timed: Callable[[], float], first: float, most: int) -> float:
+    """Return the least of some timings, the first already made: what else runs only adds."""
+    times = [first]
+    while len(times) < most and sum(times) < ENOUGH:
+        times.append(timed())
+    return min(times)
 
 
 def _evaluate(

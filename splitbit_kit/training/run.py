@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from splitbit_kit.training.config import (
     build_config,
     from_dict,
     on_tier,
+    put,
+    table_of,
     to_dict,
 )
 from splitbit_kit.training.copies import Copies, chosen_format
@@ -128,10 +132,11 @@ def dry_run(
     _tell_choice(found.config, around)
     plan = make_plan(found.config, found.data, found.windows, registry, path)
     refused = None
-    try:
-        refuse(plan, registry, found.data.tokenizer.vocab_size)
-    except SplitbitError as error:
-        refused = error
+    if found.config.train.check_resources:
+        try:
+            refuse(plan, registry, found.data.tokenizer.vocab_size)
+        except SplitbitError as error:
+            refused = error
     speed = rate(found.config, found.data, found.windows, plan, registry, around.notify)
     return plan, speed, refused
 
@@ -149,6 +154,7 @@ def _asked(
         config = config.with_keys(train__epochs=0.0)  # steps win
     config_toml(config)  # what could not be kept is refused before anything is written
     folder = RunFolder(Path(out)) if out else None
+    _refuse_place(folder)
     if folder and not overwrite:
         _refuse_run(folder)
     return config, folder
@@ -177,6 +183,14 @@ def _replace(folder: RunFolder, tracking: Tracking) -> None:
         raise
     folder.clear(but=folder.trackers)
     durable.remove_temporaries(folder.path)
+
+
+def _refuse_place(folder: RunFolder | None) -> None:
+    """Raise UsageError if something that is no folder lies where a run would have to be made."""
+    path = folder.path if folder else Path("runs")
+    there = next((place for place in (path, *path.parents) if os.path.lexists(place)), None)
+    if there is not None and not there.is_dir():
+        raise UsageError(f"{there}: is in the way, being no folder; choose another --out")
 
 
 def _refuse_run(folder: RunFolder) -> None:
@@ -251,6 +265,7 @@ def _restore(trainer: Trainer, notify: Callable[[str], None]) -> bool:
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """Return a run's configuration with changes. Raises UsageError naming a forbidden one."""
     data, defaults = to_dict(config), to_dict(Config())
+    changes = _whole_tables(data, changes)
     for key, value in changes.items():
         held, default = _at(data, key), _at(defaults, key)
         if value == held:
@@ -278,6 +293,29 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     if "compute.backend" in changes:
         data["compute"]["precision"] = _kept_precision(config)
     return from_dict(data)
+
+
+def _whole_tables(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes in which a table stands for its keys, those that it keeps included."""
+    found: dict[str, Any] = {}
+    for key, value in changes.items():
+        if (table := table_of(key)) is None:
+            found[key] = value
+            continue
+        section, _, name = table.partition(".")
+        inside = {name: found.get(table, _kept_options(data[section], changes))}
+        put(inside, key.removeprefix(f"{section}."), value)
+        found[table] = inside[name]
+    return found
+
+
+def _kept_options(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a section's options without what belonged to another format or tracker."""
+    options = deepcopy(section["options"])
+    if "names" in section:
+        named = changes.get("track.names", section["names"])
+        return {name: held for name, held in options.items() if name in named}
+    return options if changes.get("quantize.format", section["format"]) == section["format"] else {}
 
 
 def _drop_format(quantize: dict[str, Any], changes: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from splitbit_kit.api import Hardware
 from splitbit_kit.models import tiers
+from splitbit_kit.quantities import counted, size
 from splitbit_kit.training.config import Config, build_config
 
 
@@ -15,7 +16,7 @@ def chosen(config: Config, hardware: Hardware) -> str:
 
     hardware: what the probe says of this machine, which may be of another tier.
     """
-    machine = f"{counted(hardware.cores, 'core')}, {gigabytes(hardware.memory_bytes)}"
+    machine = f"{counted(hardware.cores, 'core')}, {size(hardware.memory_bytes)}"
     asked = ""
     if config.tier != hardware.tier:
         asked = ", as asked"
@@ -69,13 +70,3 @@ def picks(tier: str) -> dict[str, Any]:
         "grad_accum": config.train.grad_accum,
         "format": tiers.pick(tier).format,
     }
-
-
-def counted(n: int, thing: str) -> str:
-    """Return "1 core", "2 cores"."""
-    return f"{n:,} {thing}{'s' if n != 1 else ''}"
-
-
-def gigabytes(n: int) -> str:
-    """Return bytes as "25.3 GB" (10^9 bytes)."""
-    return f"{n / 1e9:,.1f} GB"

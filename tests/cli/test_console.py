@@ -24,7 +24,6 @@ from splitbit_kit.cli.console import (
     Pace,
     TrainingView,
     by_origin,
-    duration,
     is_plain,
     printable,
     set_apart,
@@ -245,13 +244,6 @@ def test_pace_is_of_the_newest_steps() -> None:
         pace.step(step(n))
     assert pace.tokens_per_second() == 2048
     assert pace.seconds_a_step() == 2.0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "0:00"), (75.2, "1:15"), (59.9, "1:00"), (3661, "1:01:01")]
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_origins_name_what_differs_from_most() -> None:

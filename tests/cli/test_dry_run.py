@@ -61,7 +61,50 @@ def test_what_a_training_would_refuse_fails_with_the_same_line(
     assert "--set train.check_resources=false" in refused.error
     assert not (place / "r").exists()
     anyway = ("--set", "train.check_resources=false")
+    planned = run("train", "text.txt", *TINY, *anyway, "--out", "r", "--dry-run", "--json")
+    assert (planned.code, planned.last["fits"]) == (0, True)
     assert run("train", "text.txt", *TINY, *anyway, "--out", "r").code == 0
+
+
+def test_the_last_line_says_what_train_would_do(
+    run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def last(*more: str) -> str:
+        done = run("train", "text.txt", *TINY, *more, "--dry-run")
+        return done.out.splitlines()[-1][10:]
+
+    assert last() == "nothing was begun; without --dry-run it is"
+    anyway = ("--set", "train.check_resources=false")
+    assert last(*anyway) == "nothing was begun; without --dry-run it is"
+    monkeypatch.setattr(planning, "_free_disk", lambda folder: 1000)
+    assert last() == "nothing was begun; without --dry-run it is refused"
+    monkeypatch.setattr(planning, "memory_available", lambda registry: 1000)
+    assert last(*anyway) == (
+        "nothing was begun; without --dry-run it is, short of memory and disk as it is: "
+        "train.check_resources is false"
+    )
+
+
+@pytest.mark.parametrize("out", ["text.txt", "text.txt/run", "dangling"])
+@pytest.mark.parametrize("more", [(), ("--overwrite",)])
+def test_where_no_folder_can_be_made_both_say_so(
+    run: Run, place: Path, out: str, more: tuple[str, ...]
+) -> None:
+    (place / "dangling").symlink_to(place / "nowhere")
+    before = (place / "text.txt").read_bytes()
+    planned = run("train", "text.txt", *TINY, "--out", out, *more, "--dry-run")
+    refused = run("train", "text.txt", *TINY, "--out", out, *more)
+    assert planned.code == refused.code == 2
+    assert planned.error == refused.error
+    assert f"{Path(out).parts[0]}: is in the way, being no folder; choose another" in refused.error
+    assert (place / "text.txt").read_bytes() == before
+    assert not (place / "cache").exists(), "not even a token file"
+
+
+def test_a_file_called_runs_is_in_the_way_too(run: Run, place: Path) -> None:
+    (place / "runs").write_text("not a folder", "utf-8")
+    assert run("train", "text.txt", *TINY, "--dry-run").code == 2
+    assert run("train", "text.txt", *TINY, "--out", "r", "--dry-run").code == 0
 
 
 def test_a_run_is_not_planned_over_another_nor_resumed(run: Run, trained: Path) -> None:

@@ -8,7 +8,7 @@ from commandline import TEXT, TINY, Run
 
 from splitbit_kit.cli import console
 from splitbit_kit.cli.console import LiveView, TrainingView
-from splitbit_kit.cli.progress import Paced, duration
+from splitbit_kit.cli.progress import Paced
 
 
 class Clock:
@@ -109,7 +109,3 @@ def test_a_training_tells_every_stage_of_a_long_text(run: Run, monkeypatch) -> N
     assert run("eval", "runs/tiny-llama-1", "text.txt", "--backend", "numpy").code == 0
     assert {what for what, _ in heard} >= {"reading text"}
     assert TEXT
-
-
-def test_duration() -> None:
-    assert duration(3661) == "1:01:01"

@@ -57,7 +57,7 @@ def test_a_whole_run_is_told(tmp_path):
         "bard finished",
         "1,234,567 parameters",
         "Best validation loss 2.667 step 100",
-        "Time 1 min 15 s",
+        "Time 1:15",
         "Tokens per second 1,234",
         "Loss, nats per token",
         "Learning rate",

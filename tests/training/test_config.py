@@ -176,6 +176,11 @@ def test_a_presets_rate_becomes_that_of_the_optimizer_named(tmp_path):
     )
 
 
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_have_the_rates_of_adamw(name):
+    assert preset(name).get("optimizer", {}).get("name", "adamw") == "adamw"
+
+
 def test_a_rate_that_was_given_is_taken_as_it_is(tmp_path):
     both = tmp_path / "both.toml"
     both.write_text('[optimizer]\nname = "lion"\nlr = 0.5\n', "utf-8")
@@ -215,3 +220,50 @@ class TestModelShape:
     def test_llama_has_no_biases(self):
         with pytest.raises(UsageError, match="no biases"):
             ModelConfig(family="llama", bias=True)
+
+
+def test_a_key_in_a_table_of_options_can_be_set_alone(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[quantize]\nformat = "f"\noptions = {a = 1, b = 2}\n'
+        '[track]\nnames = ["x", "y"]\n[track.options.x]\nlabel = "file"\nlines = 3\n',
+        "utf-8",
+    )
+
+    def options(*assignments):
+        config = build_config(file=file, assignments=assignments)
+        return config.quantize.options, config.track.options
+
+    held = {"a": 1, "b": 2}, {"x": {"label": "file", "lines": 3}}
+    assert options() == held
+    found = options(
+        "quantize.options.b=5", "quantize.options.c=word", "track.options.x.label=mine",
+        "track.options.y.n=1",
+    )  # fmt: skip
+    assert found == (
+        {"a": 1, "b": 5, "c": "word"},
+        {"x": {"label": "mine", "lines": 3}, "y": {"n": 1}},
+    )
+    assert options("quantize.options={c=7}", "quantize.options.d=8")[0] == {"c": 7, "d": 8}
+    assert options("quantize.options.d=8", "quantize.options={c=7}")[0] == {"c": 7}
+    assert options() == held
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("model.layers.deep=1", "--set model.layers.deep=1: section.key=value is expected"),
+        ("quantize.options.=1", "section.key=value is expected"),
+        ("quantize.options..a=1", "section.key=value is expected"),
+        ("train.=1", "section.key=value is expected"),
+        ("track.options.x=1", "track.options"),
+    ],
+)
+def test_a_key_that_lies_in_no_table_is_refused(assignment, said):
+    with pytest.raises(UsageError, match=said):
+        build_config(assignments=['track.names=["x"]', assignment])
+
+
+def test_a_key_in_what_is_no_table_is_refused():
+    with pytest.raises(UsageError, match=r"quantize\.options\.a: options is 5, no table"):
+        build_config(assignments=["quantize.options=5", "quantize.options.a=1"])

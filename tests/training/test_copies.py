@@ -218,6 +218,8 @@ def test_other_options_make_another_copy(text, tmp_path):
     assert np.array_equal(safetensors.read(file).arrays["tok.weight:values"], -before)
     with pytest.raises(UsageError, match="quantizer exact: there is no option colour"):
         resume(tmp_path / "run", {"quantize.options": {"colour": 1}}, around=around)
+    resume(tmp_path / "run", {"quantize.options.negated": False}, around=around)
+    assert np.array_equal(safetensors.read(file).arrays["tok.weight:values"], before)
 
 
 def test_a_damaged_copy_is_made_again(tiny, again, tmp_path):

@@ -1,6 +1,7 @@
 """What a plan says holds, and what is short is refused before anything is written."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -9,7 +10,9 @@ from tiny_run import TINY
 
 from splitbit_kit.api import CheckpointSaved, EvalDone, Hardware, RunEnded, SplitbitError
 from splitbit_kit.registry import Registry
+from splitbit_kit.text.batches import Windows
 from splitbit_kit.training import plan as planning
+from splitbit_kit.training.config import build_config
 from splitbit_kit.training.rehearsal import resident_bytes
 from splitbit_kit.training.run import Surroundings, dry_run, resume, train
 
@@ -106,15 +109,6 @@ def test_no_more_memory_is_there_than_the_probe_allows(monkeypatch):
     assert planning.memory_available(registry) <= psutil.virtual_memory().total
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "said"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (9_960, "10 kB"), (999_600, "1.0 MB"),
-     (123e9, "123 GB"), (5e15, "5000 TB")],
-)  # fmt: skip
-def test_sizes_in_words(nbytes, said):
-    assert planning.size(nbytes) == said
-
-
 # ---- refusal
 
 
@@ -136,7 +130,11 @@ def test_the_batch_that_is_said_to_fit_does_and_the_next_does_not(
 
 def test_whoever_knows_better_may_go_on(tmp_path, text, short):
     short(1_000)
-    assert train(changed(train__check_resources=False), text, tmp_path / "run")
+    config = changed(train__check_resources=False)
+    plan, _, refused = dry_run(config, text)
+    assert refused is None
+    assert not plan.memory_fits
+    assert train(config, text, tmp_path / "run")
 
 
 def test_a_short_sequence_fits_where_a_long_one_does_not(short):
@@ -158,8 +156,48 @@ def test_fewer_layers_fit_where_the_weights_alone_are_too_many(text, short):
 def test_a_smaller_preset_fits_where_no_part_of_the_model_does(text, short):
     short(120_000_000)
     config = changed(model__width=4096, model__hidden=16384, model__heads=32)
-    with pytest.raises(SplitbitError, match=r"need .* are free; --preset [\w-]+ fits; "):
+    found = r"need .* are free; --preset ([\w-]+) with --batch-size (\d+) and --seq-len (\d+) "
+    with pytest.raises(SplitbitError, match=found + "and no model.* settings fits; ") as refused:
         train(config, text)
+    preset, batch_size, seq_len = re.search(found, str(refused.value)).groups()
+    sizes = {"train__batch_size": int(batch_size), "train__seq_len": int(seq_len)}
+    fits = changed(**sizes) | {"preset": preset}
+    fits["model"] = {}
+    assert dry_run(fits, text)[2] is None
+
+
+def test_only_what_would_win_over_a_smaller_preset_is_named():
+    own = build_config("bench-c4")
+    config = own.with_keys(train__seq_len=own.train.seq_len or own.model.context)
+    wanted = build_config("nanogpt-laptop")
+    assert planning._in_its_way(config, wanted) == ""
+    larger = config.with_keys(train__batch_size=500)
+    assert planning._in_its_way(larger, wanted) == f" with --batch-size {wanted.train.batch_size}"
+
+
+def test_the_order_of_many_samples_is_left_room_for(text, short):
+    short(100_000_000)
+    plan, _, refused = dry_run(wide(train__batch_size=300), text)
+    (fits,) = re.findall(r"--batch-size (\d+) fits", str(refused))
+    many = Windows(50_000_000 * 2, 32, 1)
+    order = planning.ORDER_BYTES * (many.per_epoch - plan.windows.per_epoch)
+    more = replace(plan, windows=many, memory=replace(plan.memory, data=plan.memory.data + order))
+    with pytest.raises(SplitbitError) as refused:
+        planning.refuse(more, Registry(), 300)
+    (fewer,) = re.findall(r"--batch-size (\d+) fits", str(refused.value))
+    layers = plan.config.model.layers
+    one = plan.rehearsal.at(layers, 2).total - plan.rehearsal.at(layers, 1).total
+    assert int(fits) - int(fewer) == pytest.approx(planning.SPARE * order / one, abs=2)
+
+
+def test_shorter_sequences_and_smaller_presets_leave_it_room_too(short):
+    config = build_config("nanogpt-laptop").with_keys(
+        train__seq_len=16, train__batch_size=1, compute__backend="numpy", compute__precision="fp32"
+    )
+    short(60_000_000)
+    registry = Registry()
+    assert planning._fits(config, Windows(1_000, 16, 1), 300, registry)
+    assert not planning._fits(config, Windows(10**8, 16, 1), 300, registry)
 
 
 def test_nothing_fits_at_all(text, short):

@@ -9,6 +9,7 @@ from tiny_run import TINY
 from splitbit_kit.api import OptimizerOffer, hookimpl
 from splitbit_kit.compute import choose
 from splitbit_kit.registry import Registry
+from splitbit_kit.training import rehearsal
 from splitbit_kit.training.config import build_config
 from splitbit_kit.training.learner import build_learner
 from splitbit_kit.training.rehearsal import TooLargeError, rehearse, token_batch
@@ -112,3 +113,48 @@ def test_whoever_traces_memory_already_goes_on_doing_so(registry):
         assert tracemalloc.is_tracing()
     finally:
         tracemalloc.stop()
+
+
+# ---- seconds
+
+
+def timed(**seconds):
+    """Return a rehearsal of nothing but seconds, by "layers_sequences"."""
+    points = {
+        tuple(map(int, place[1:].split("_"))): rehearsal._Point(0, 0, 0, 0, value, 0.0)
+        for place, value in seconds.items()
+    }
+    return rehearsal.Rehearsal(points, 0, compiled=False)
+
+
+def test_seconds_grow_with_layers_and_sequences():
+    found = timed(_1_1=3.0, _1_2=5.0, _2_1=4.0, _2_2=7.0)  # 1 + layers sequences + sequences
+    assert found.at(4, 100).seconds == pytest.approx(1 + 400 + 100)
+
+
+def test_a_surface_that_noise_made_fall_still_has_the_work_below_it():
+    found = timed(_1_1=0.011, _1_2=0.010, _2_1=0.013, _2_2=0.012)
+    assert found.at(4, 100_000).seconds >= 0.012 * 100_000 * 4 / 4 / rehearsal.BULK
+    assert found.at(2, 3).seconds == 0.013, "no step is faster than a smaller one"
+
+
+def test_a_point_has_the_least_of_several_timings(registry, monkeypatch):
+    made = iter([9.0, *[5.0, 0.04, 0.03, 0.05, 0.06] * 4])  # the first is warm-up
+    monkeypatch.setattr(rehearsal, "_timed_step", lambda learner, batch: next(made))
+    monkeypatch.setattr(rehearsal, "ENOUGH", 100.0)
+    found = rehearse(resolved(), VOCABULARY, registry, 1e12)
+    assert [point.seconds for point in found.points.values()] == [0.03] * 4
+    assert next(made, None) is None
+
+
+def test_long_steps_and_the_bounds_of_a_training_are_timed_once(registry, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        rehearsal, "_timed_step", lambda learner, batch: made.append(batch) or rehearsal.ENOUGH
+    )
+    rehearse(resolved(), VOCABULARY, registry, 1e12)
+    assert len(made) == 1 + 4
+    made.clear()
+    monkeypatch.setattr(rehearsal, "ENOUGH", 100.0)
+    rehearse(resolved(), VOCABULARY, registry, 1e12, quick=True)
+    assert len(made) == 1 + 1

@@ -109,7 +109,7 @@ def show_found(
     files: list[TextFile], skipped: list[Skipped], refused: list[Refused], as_json: bool
 ) -> None:
     """Write what was found, for people."""
-    from splitbit_kit.training.summary import counted
+    from splitbit_kit.quantities import counted
 
     stream = people(as_json)
     if files:
@@ -150,7 +150,7 @@ def rows(files: list[TextFile]) -> list[tuple[str, ...]]:
 
 def remarks(file: TextFile, twin: str) -> list[str]:
     """Return what one may want to know of a file; twin: the first file of the same text."""
-    from splitbit_kit.training.summary import counted
+    from splitbit_kit.quantities import counted
 
     found = []
     if file.marked:
@@ -177,7 +177,7 @@ def totals(files: list[TextFile]) -> dict[str, Any]:
 def raise_if_bad(refused: list[Refused], skipped: list[Skipped]) -> None:
     """Raise what makes the check fail, in one line that names the first of it."""
     from splitbit_kit.api import SplitbitError
-    from splitbit_kit.training.summary import counted
+    from splitbit_kit.quantities import counted
 
     if len(refused) == 1:
         raise refused[0].error

@@ -88,10 +88,10 @@ def command(
     """
     from splitbit_kit.cli.console import training_view
     from splitbit_kit.formats import durable
+    from splitbit_kit.quantities import counted
     from splitbit_kit.text.corpus import COLUMN
     from splitbit_kit.training.config import DataConfig, TokenizerConfig
     from splitbit_kit.training.data import learn
-    from splitbit_kit.training.summary import counted
 
     refuse_output(output, overwrite)
     data = DataConfig(
