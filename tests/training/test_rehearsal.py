@@ -1,6 +1,7 @@
 """Rehearsed steps foretell what real ones take, whoever wrote the optimizer."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from tiny_run import TINY
 
 from splitbit_kit.api import OptimizerOffer, hookimpl
 from splitbit_kit.compute import choose
+from splitbit_kit.engine.workspace import BufferPool
 from splitbit_kit.registry import Registry
 from splitbit_kit.training import rehearsal
 from splitbit_kit.training.config import build_config
@@ -50,16 +52,20 @@ def resolved(family="llama", optimizer="adamw", precision="fp32", **changes):
 
 
 def real_peak(config, registry):
-    """Return what tracemalloc sees of the whole step."""
+    """Return what tracemalloc sees of the whole step: the less of two, for the first may import."""
     compute = choose(registry, "numpy", config.compute.precision, 1)
     batch = token_batch(VOCABULARY, config.train.batch_size, config.train.seq_len)
-    tracemalloc.start()
-    try:
-        learner = build_learner(config, VOCABULARY, compute, registry)
-        learner.step(0, [batch])
-        return tracemalloc.get_traced_memory()[1], learner
-    finally:
-        tracemalloc.stop()
+    peaks = []
+    for _ in range(2):
+        compute = replace(compute, workspace=BufferPool())
+        tracemalloc.start()
+        try:
+            learner = build_learner(config, VOCABULARY, compute, registry)
+            learner.step(0, [batch])
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    return min(peaks), learner
 
 
 @pytest.mark.parametrize(
