@@ -84,7 +84,7 @@ def test_small_steps_foretell_the_whole_one(registry, family, optimizer, precisi
     config = resolved(family, optimizer, precision)
     taken = rehearse(config, VOCABULARY, registry, 1e12).at(5, 6)
     peak, learner = real_peak(config, registry)
-    assert taken.total == pytest.approx(peak, rel=0.08)
+    assert taken.total == pytest.approx(peak, rel=0.15)  # buffers come in sizes an eighth apart
     assert taken.parameters == learner.params.values.nbytes
     assert taken.gradients == learner.grads.flat.nbytes
     assert taken.moments == sum(array.nbytes for array in learner.state.values())
@@ -94,7 +94,7 @@ def test_small_steps_foretell_the_whole_one(registry, family, optimizer, precisi
 def test_a_model_or_batch_of_one_needs_no_second(registry, layers, sequences):
     config = resolved(model__layers=layers, train__batch_size=sequences)
     taken = rehearse(config, VOCABULARY, registry, 1e12).at(layers, sequences)
-    assert taken.total == pytest.approx(real_peak(config, registry)[0], rel=0.08)
+    assert taken.total == pytest.approx(real_peak(config, registry)[0], rel=0.15)
 
 
 def test_a_quick_rehearsal_bounds_every_part(registry):
