@@ -20,6 +20,9 @@ from statistics import median
 from typing import Any
 
 from splitbit_kit.__main__ import main as splitbit_kit
+from splitbit_kit.benchmark.compare import PREFIX
+from splitbit_kit.models.presets import preset
+from splitbit_kit.text.tokenizer import LEAST_VOCAB
 from splitbit_kit.training.learner import Learner
 
 WARM_UP = 20  # steps
@@ -54,9 +57,11 @@ def measure(size: str, steps: int, backend: str) -> tuple[float, float]:
     Learner.step = timed  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            words = ["train", "--preset", f"bench-{size.lower()}", "--steps", str(steps)]
+            words = ["train", "--preset", PREFIX + size.lower(), "--steps", str(steps)]
             words += ["--eval-every", str(steps), "--backend", backend]
             words += ["--set", "sample.max_tokens=1", "--out", str(Path(folder) / "run")]
+            if preset(PREFIX + size.lower())["tokenizer"]["vocab_size"] < LEAST_VOCAB:
+                words += ["--set", "tokenizer.kind=char", "--set", "tokenizer.vocab_size=0"]
             if splitbit_kit(words):
                 sys.exit("the training failed")
     finally:
