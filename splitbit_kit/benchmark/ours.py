@@ -25,7 +25,7 @@ from splitbit_kit.engine.params import ParameterStore
 from splitbit_kit.models.config import ModelConfig
 from splitbit_kit.models.decoder import Decoder, parameter_specs
 from splitbit_kit.registry import Registry
-from splitbit_kit.text.batches import Batch
+from splitbit_kit.text.batches import Batch, side_by_side
 from splitbit_kit.training.learner import Learner
 
 BATCHES = 16  # distinct ones, as the peer has
@@ -143,10 +143,8 @@ def training(
 def random_batches(vocabulary: int, sequences: int, context: int) -> list[Batch]:
     """Return batches of random ids."""
     generator = np.random.default_rng(0)
-    positions = np.tile(np.arange(context, dtype=np.int32), sequences)
-    starts = np.arange(sequences + 1, dtype=np.int32) * np.int32(context)
     ids = generator.integers(0, vocabulary, (BATCHES, 2, sequences * context), np.int32)
-    return [Batch(inputs, targets, positions, starts) for inputs, targets in ids]
+    return [side_by_side(inputs, targets, context) for inputs, targets in ids]
 
 
 if __name__ == "__main__":

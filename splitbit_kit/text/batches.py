@@ -75,7 +75,7 @@ def batch(ids: Ids, windows: Windows, first: int, rows: int) -> Batch:
     offsets = windows.offsets(first, rows)
     width = windows.seq_len
     tokens = np.array(ids[offsets[:, None] + np.arange(width + 1)], np.int32)  # (rows, T + 1)
-    return _flat(tokens[:, :-1].ravel(), tokens[:, 1:].ravel(), width)
+    return side_by_side(tokens[:, :-1].ravel(), tokens[:, 1:].ravel(), width)
 
 
 def evaluation_batches(
@@ -90,7 +90,7 @@ def evaluation_batches(
     total = min(len(ids) - 1, limit)
     for start in range(0, total, rows * seq_len):
         tokens = np.array(ids[start : min(start + rows * seq_len, total) + 1], np.int32)
-        yield _flat(tokens[:-1], tokens[1:], seq_len)
+        yield side_by_side(tokens[:-1], tokens[1:], seq_len)
 
 
 def require_tokens(seq_len: int, **splits: int) -> None:
@@ -119,7 +119,7 @@ def steps_for_epochs(epochs: float, windows: Windows, rows: int) -> int:
     return math.ceil(samples_for_epochs(epochs, windows) / rows)
 
 
-def _flat(ids: Int32, targets: Int32, width: int) -> Batch:
+def side_by_side(ids: Int32, targets: Int32, width: int) -> Batch:
     """Return a batch of windows of `width` that lie end to end, the last one maybe shorter."""
     count = len(ids)
     positions = np.arange(count, dtype=np.int32) % np.int32(width)

@@ -25,7 +25,7 @@ from splitbit_kit.engine.workspace import BufferPool
 from splitbit_kit.evaluate import evaluate
 from splitbit_kit.generate import Window
 from splitbit_kit.registry import Registry
-from splitbit_kit.text.batches import Batch
+from splitbit_kit.text.batches import Batch, side_by_side
 from splitbit_kit.training.config import Config
 from splitbit_kit.training.learner import Learner, NonFiniteError, build_learner
 
@@ -176,9 +176,7 @@ def token_batch(vocabulary: int, sequences: int, seq_len: int) -> Batch:
     """Return a batch in which every id has its turn."""
     count = sequences * seq_len
     ids = np.arange(count + 1, dtype=np.int32) % np.int32(vocabulary)
-    positions = np.tile(np.arange(seq_len, dtype=np.int32), sequences)
-    starts = np.arange(sequences + 1, dtype=np.int32) * np.int32(seq_len)
-    return Batch(ids[:-1], ids[1:], positions, starts)
+    return side_by_side(ids[:-1], ids[1:], seq_len)
 
 
 def _step(
